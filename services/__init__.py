@@ -1,0 +1,1 @@
+"""What the mesh's processes share, and what stands at its edge."""

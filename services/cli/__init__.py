@@ -1,0 +1,1 @@
+"""The firsttoken command, one module a subcommand."""

@@ -1,0 +1,1 @@
+"""Membership and configuration, pushed to every process."""

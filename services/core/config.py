@@ -1,0 +1,368 @@
+"""The mesh's configuration: one immutable value, with every bound in one place.
+
+The control service parses and validates it when it changes; every other process
+receives the result and swaps its snapshot whole. No request ever parses it.
+A setting marked `at_start` is read once by the process that uses it, and cannot
+be changed while the mesh runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, get_type_hints
+
+import orjson
+
+from services.core.errors import InvalidArgument, Violation
+
+ROUTING_STRATEGIES = ("round_robin", "random", "least_outstanding", "prefix_aware")
+ENGINES = ("llamacpp", "simulated")
+
+
+class Rule(NamedTuple):
+    """What a setting may be."""
+
+    doc: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    at_start: bool = False
+
+
+def setting(
+    default: Any,
+    doc: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    at_start: bool = False,
+) -> Any:
+    rule = Rule(doc, low, high, choices, at_start)
+    return field(default=default, metadata={"rule": rule})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshSettings:
+    model: str = setting(
+        "smollm2-135m-instruct",
+        "The model served: a known name, or the path of a GGUF file.",
+        at_start=True,
+    )
+    block_tokens: int = setting(
+        64, "Tokens in a KV block, the unit of reuse.", low=8, high=512, at_start=True
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlSettings:
+    redis_url: str = setting(
+        "",
+        "Where several control replicas keep the configuration, as redis://host:port/db;"
+        " empty keeps it in memory.",
+        at_start=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerSettings:
+    nfc: bool = setting(False, "Bring text to Unicode normal form C before encoding.")
+    max_text_bytes: int = setting(
+        1 << 20, "Longest text of one request, in UTF-8 bytes.", low=1, high=1 << 24
+    )
+    threads: int = setting(2, "Threads that encode.", low=1, high=64, at_start=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSettings:
+    routing_strategy: str = setting(
+        "prefix_aware", "How a worker is chosen.", choices=ROUTING_STRATEGIES
+    )
+    prefix_length: int = setting(
+        256,
+        "prefix_aware: requests whose first prefix_length tokens agree go to the same worker."
+        " Counted in whole blocks.",
+        low=8,
+        high=65536,
+    )
+    prefix_length_bytes: int = setting(
+        0,
+        "prefix_aware: when not 0, take the first bytes of the prompt's text instead of tokens.",
+        low=0,
+        high=65536,
+    )
+    concurrency_threshold: int = setting(
+        4,
+        "prefix_aware: requests in flight at the preferred worker from which another is taken.",
+        low=1,
+        high=1024,
+    )
+    max_queue: int = setting(
+        1024, "Requests that may wait for a worker; one more is refused.", low=0, high=1_000_000
+    )
+    batch_ageing_s: float = setting(
+        5.0,
+        "A waiting batch request goes before interactive ones that came this much later.",
+        low=0,
+        high=3600,
+    )
+    worker_wait_s: float = setting(
+        10.0, "How long a request waits while no worker is ready at all.", low=0, high=3600
+    )
+    max_attempts: int = setting(3, "Workers tried before the first token, at most.", low=1, high=16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedSettings:
+    """The timing model of the simulated engine."""
+
+    prefill_tokens_per_s: float = setting(
+        8000.0, "Prompt tokens computed a second.", low=0.001, high=1e9, at_start=True
+    )
+    decode_step_ms: float = setting(
+        8.0, "Duration of a decode step.", low=0, high=60_000, at_start=True
+    )
+    decode_step_ms_per_seq: float = setting(
+        0.05, "Added to a decode step for each sequence in it.", low=0, high=60_000, at_start=True
+    )
+    num_blocks: int = setting(
+        2048,
+        "KV blocks, shared by running requests and cache.",
+        low=1,
+        high=10_000_000,
+        at_start=True,
+    )
+    kv_bytes_per_token: int = setting(
+        1024, "KV bytes a token occupies and moves.", low=1, high=1 << 20, at_start=True
+    )
+    transfer_gb_per_s: float = setting(
+        20.0, "Speed at which KV enters and leaves the engine.", low=0.001, high=1e6, at_start=True
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    engine: str = setting("llamacpp", "The engine.", choices=ENGINES, at_start=True)
+    num_slots: int = setting(8, "Requests that run at once.", low=1, high=256, at_start=True)
+    max_context_tokens: int = setting(
+        2048,
+        "Most tokens of prompt and answer together, in one request.",
+        low=16,
+        high=1 << 20,
+        at_start=True,
+    )
+    num_cache_blocks: int = setting(
+        192, "llamacpp: KV blocks kept for reuse.", low=1, high=1_000_000, at_start=True
+    )
+    kv_type: str = setting(
+        "bf16", "llamacpp: type of KV values.", choices=("bf16", "q8_0"), at_start=True
+    )
+    threads: int = setting(
+        0,
+        "llamacpp: threads of one worker; 0 shares the machine's cores among the workers.",
+        low=0,
+        high=256,
+        at_start=True,
+    )
+    max_step_ms: float = setting(
+        250.0,
+        "Longest engine step aimed at: it bounds cancellation and interference.",
+        low=1,
+        high=60_000,
+    )
+    max_batch_tokens: int = setting(
+        512, "Most tokens in one engine step.", low=16, high=65536, at_start=True
+    )
+    max_waiting: int = setting(
+        256, "Requests that may wait inside a worker; one more is refused.", low=0, high=100_000
+    )
+    simulated: SimulatedSettings = field(default_factory=SimulatedSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetrySettings:
+    otlp_endpoint: str = setting(
+        "", "OTLP gRPC collector, as http://host:port; empty exports nothing.", at_start=True
+    )
+    sample_ratio: float = setting(
+        1.0, "Share of requests traced when the caller did not decide.", low=0, high=1
+    )
+    log_level: str = setting(
+        "info", "Least severity logged.", choices=("debug", "info", "warning", "error")
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelaySettings:
+    """Delays to inject, in milliseconds: they show that each lands in its own segment."""
+
+    router_queue: float = setting(0.0, "While queued in the router.", low=0, high=60_000)
+    router_to_tokenizer: float = setting(
+        0.0, "On the way from router to tokenizer.", low=0, high=60_000
+    )
+    tokenizer_encode: float = setting(0.0, "While encoding.", low=0, high=60_000)
+    router_route: float = setting(0.0, "While choosing a worker.", low=0, high=60_000)
+    router_to_worker: float = setting(0.0, "On the way from router to worker.", low=0, high=60_000)
+    router_unowned: float = setting(
+        0.0, "In the router, where no segment owns it.", low=0, high=60_000
+    )
+    worker_prefill_queue: float = setting(
+        0.0, "In the worker, before a batch takes the request.", low=0, high=60_000
+    )
+    worker_kv_load: float = setting(0.0, "While cached KV is loaded.", low=0, high=60_000)
+    worker_prefill: float = setting(0.0, "While the prompt is computed.", low=0, high=60_000)
+    worker_unowned: float = setting(
+        0.0, "In the worker, where no segment owns it.", low=0, high=60_000
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DebugSettings:
+    delay_ms: DelaySettings = field(default_factory=DelaySettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshConfig:
+    mesh: MeshSettings = field(default_factory=MeshSettings)
+    control: ControlSettings = field(default_factory=ControlSettings)
+    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
+    router: RouterSettings = field(default_factory=RouterSettings)
+    worker: WorkerSettings = field(default_factory=WorkerSettings)
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+    debug: DebugSettings = field(default_factory=DebugSettings)
+
+
+class Snapshot(NamedTuple):
+    """A configuration and the generation it is."""
+
+    generation: int
+    config: MeshConfig
+
+
+def parse(document: Mapping[str, Any]) -> MeshConfig:
+    """The configuration that a nested mapping (TOML, JSON) describes.
+
+    Raises InvalidArgument naming every unknown key and every value out of bounds.
+    """
+    violations: list[Violation] = []
+    config = _build(MeshConfig, document, "", violations)
+    if violations:
+        raise InvalidArgument(violations, reason="INVALID_CONFIG")
+    assert isinstance(config, MeshConfig)
+    return config
+
+
+def change(config: MeshConfig, changes: Mapping[str, Any]) -> MeshConfig:
+    """`config` with dotted keys changed, while the mesh runs.
+
+    Raises InvalidArgument for an unknown key, a bad value, or a setting that is
+    only read at start.
+    """
+    known = dict(settings())
+    violations = [_unknown(key, list(known)) for key in changes if key not in known]
+    current = flatten(config)
+    violations += [
+        Violation(key, "is read at start: change it in the configuration file and restart")
+        for key, value in changes.items()
+        if key in known and known[key].at_start and value != current[key]
+    ]
+    if violations:
+        raise InvalidArgument(violations, reason="INVALID_CONFIG")
+    return parse(nest({**current, **changes}))
+
+
+def flatten(config: MeshConfig) -> dict[str, Any]:
+    """Dotted key to value, in the order of the declarations."""
+    return dict(_flatten(config, ""))
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    for dotted, value in flat.items():
+        *sections, key = dotted.split(".")
+        table = document
+        for section in sections:
+            table = table.setdefault(section, {})
+        table[key] = value
+    return document
+
+
+def to_json(config: MeshConfig) -> str:
+    """Canonical: equal configurations give equal text."""
+    return orjson.dumps(nest(flatten(config)), option=orjson.OPT_SORT_KEYS).decode()
+
+
+def from_json(text: str) -> MeshConfig:
+    return parse(orjson.loads(text))
+
+
+def settings() -> Iterator[tuple[str, Rule]]:
+    """Every dotted key and its rule, in the order of the declarations."""
+    return _settings(MeshConfig, "")
+
+
+def _settings(cls: type[Any], prefix: str) -> Iterator[tuple[str, Rule]]:
+    hints = get_type_hints(cls)
+    for item in dataclasses.fields(cls):
+        if "rule" in item.metadata:
+            yield prefix + item.name, item.metadata["rule"]
+        else:
+            yield from _settings(hints[item.name], f"{prefix}{item.name}.")
+
+
+def _flatten(section: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    for item in dataclasses.fields(section):
+        value = getattr(section, item.name)
+        if dataclasses.is_dataclass(value):
+            yield from _flatten(value, f"{prefix}{item.name}.")
+        else:
+            yield prefix + item.name, value
+
+
+def _build(
+    cls: type[Any], document: Mapping[str, Any], prefix: str, violations: list[Violation]
+) -> Any:
+    fields = {item.name: item for item in dataclasses.fields(cls)}
+    hints = get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for key, value in document.items():
+        path = prefix + key
+        if key not in fields:
+            violations.append(_unknown(path, [prefix + name for name in fields]))
+        elif "rule" in fields[key].metadata:
+            values[key] = _check(value, hints[key], fields[key].metadata["rule"], path, violations)
+        elif isinstance(value, Mapping):
+            values[key] = _build(hints[key], value, f"{path}.", violations)
+        else:
+            violations.append(Violation(path, f"must be a table of settings; got {value!r}"))
+    return cls(**values)
+
+
+def _check(value: Any, kind: type[Any], rule: Rule, path: str, violations: list[Violation]) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    problem = ""
+    if type(value) is not kind:
+        noun = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+        problem = f"must be {noun[kind]}"
+    elif rule.choices and value not in rule.choices:
+        problem = f"must be one of {', '.join(rule.choices)}"
+    elif (
+        rule.low is not None
+        and rule.high is not None
+        and (not math.isfinite(value) or not rule.low <= value <= rule.high)
+    ):
+        problem = f"must be in [{rule.low:g}, {rule.high:g}]"
+    if problem:
+        violations.append(Violation(path, f"{problem}; got {value!r}"))
+    return value
+
+
+def _unknown(path: str, known: list[str]) -> Violation:
+    nearest = difflib.get_close_matches(path, known, n=1)
+    hint = f"; did you mean {nearest[0]}?" if nearest else f"; known here: {', '.join(known)}"
+    return Violation(path, f"is no setting{hint}")

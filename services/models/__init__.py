@@ -1,0 +1,1 @@
+"""Where a model's files lie, and what they say about it."""

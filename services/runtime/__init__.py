@@ -1,0 +1,1 @@
+"""What every process of the mesh is made of: server, channels, control stream, telemetry."""

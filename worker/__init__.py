@@ -1,0 +1,1 @@
+"""Prefill and decode: a gRPC front and an engine core, two processes."""

@@ -1,0 +1,1 @@
+"""The engines behind a worker, one contract."""

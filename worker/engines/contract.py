@@ -1,0 +1,81 @@
+"""What the batching loop asks of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Logits: TypeAlias = npt.NDArray[np.float32]
+
+
+class EngineInfo(NamedTuple):
+    """What an engine is, fixed once it has started."""
+
+    name: str
+    model: str
+    # Engine version, weights, KV layout and dtype: equal fingerprints exchange KV bytes.
+    fingerprint: bytes
+    vocabulary_size: int
+    eos_token_ids: tuple[int, ...]
+    num_slots: int
+    max_context_tokens: int
+    block_tokens: int
+    block_bytes: int
+    num_blocks: int
+    # True: a running request's KV occupies blocks of the pool (paged).
+    # False: the engine keeps it in memory of its own, and the pool only caches.
+    kv_in_pool: bool
+
+
+class Work(NamedTuple):
+    """A run of tokens of one sequence to evaluate in a step."""
+
+    slot: int
+    # Position of the first of `tokens` in its sequence.
+    position: int
+    tokens: npt.NDArray[np.uint32]
+    # Give the logits after the last of `tokens`.
+    wants_logits: bool
+
+
+class Engine(Protocol):
+    """One model in one process, driven by one thread.
+
+    A slot holds the KV of one sequence, positions 0..n-1. Slots are numbered
+    0..num_slots-1. Methods block; all but `close` may raise EngineFailure.
+    """
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def evaluate(self, batch: Sequence[Work]) -> Logits:
+        """Evaluate a batch in one step and append its KV to the slots.
+
+        Returns shape (number of works that want logits, vocabulary_size), rows in
+        their order; the array is valid until the next call.
+        """
+        ...
+
+    def export_blocks(self, slot: int, first: int, blocks: Sequence[Bytes]) -> None:
+        """Copy the slot's blocks first, first+1, ... into `blocks`, block_bytes each."""
+        ...
+
+    def import_blocks(self, slot: int, blocks: Sequence[Bytes]) -> None:
+        """Make the slot hold exactly these blocks, from position 0, replacing what it held."""
+        ...
+
+    def clear(self, slot: int) -> None:
+        """Forget the slot's sequence."""
+        ...
+
+    def close(self) -> None:
+        """Free the model. May be called twice."""
+        ...
+
+
+class EngineFailure(Exception):
+    """The engine refused a call; what it held is no longer to be trusted."""
