@@ -112,8 +112,8 @@ class WatchResponse(_message.Message):
     EVICTED_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """Counts up by one with each message of a worker's incarnation; every watcher
-    of a worker sees the same number for the same event.
+    """Counts stored and evicted events up by one; every watcher of a worker sees the
+    same number for the same event. Snapshot and load carry the last event's number.
     """
     incarnation: _builtins.str
     """Changes when the engine core restarts; its cache is then empty."""

@@ -1,0 +1,34 @@
+"""`python -m worker`: one worker, front and engine core."""
+
+from __future__ import annotations
+
+import argparse
+
+from services.runtime.process import add_options, read_options, run_node
+from worker.node import WorkerNode
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
+    add_options(parser)
+    parser.add_argument(
+        "--cores-shared-by",
+        type=int,
+        default=1,
+        metavar="N",
+        help="how many workers share this machine's cores",
+    )
+    parsed = parser.parse_args(arguments)
+    options = read_options("worker", parsed)
+    return run_node(
+        lambda: WorkerNode(
+            control=options.control,
+            listen=options.listen,
+            cores_shared_by=parsed.cores_shared_by,
+        ),
+        options,
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

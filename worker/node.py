@@ -1,0 +1,136 @@
+"""A worker as a process: control stream, engine, gRPC server."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from firsttoken.control.v1 import control_pb2
+from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
+from services.models.catalog import find_model
+from services.models.gguf import read_metadata
+from services.models.vocabulary import Vocabulary
+from services.runtime.membership import ControlClient
+from services.runtime.server import MeshServer
+from services.runtime.telemetry import Tracing
+from worker.engines.contract import EngineInfo
+from worker.front import EngineFront
+from worker.service import WorkerServicer
+
+DRAIN_GRACE_S = 5.0
+STOP_GRACE_S = 1.0
+
+_SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
+
+
+class WorkerNode:
+    """Enter it: the engine is loaded, the server answers, the mesh may send requests.
+
+    Leave it: what runs is finished, for DRAIN_GRACE_S at most. `cores_shared_by`:
+    how many workers share this machine's cores.
+    """
+
+    def __init__(
+        self, *, control: str, listen: str = "127.0.0.1:0", cores_shared_by: int = 1
+    ) -> None:
+        self._control_address = control
+        self._listen = listen
+        self._cores_shared_by = cores_shared_by
+        self._stack = AsyncExitStack()
+        self.id = f"worker-{uuid.uuid4().hex[:8]}"
+        self.address = ""
+        self._draining = False
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            self._control = await stack.enter_async_context(
+                ControlClient(
+                    self._control_address,
+                    control_pb2.Member(
+                        id=self.id,
+                        role=control_pb2.MEMBER_ROLE_WORKER,
+                        state=control_pb2.MEMBER_STATE_STARTING,
+                        detail="loading the model",
+                        pid=os.getpid(),
+                    ),
+                )
+            )
+            config = self._control.snapshot.config
+            self._front = await stack.enter_async_context(
+                EngineFront(config, cores_shared_by=self._cores_shared_by)
+            )
+            tracing = await stack.enter_async_context(
+                Tracing(config.telemetry.otlp_endpoint, service="worker", member_id=self.id)
+            )
+            self._server = await stack.enter_async_context(self._make_server(tracing))
+            self._control.on_config(self._front.configure)
+            self._front.on_core(self._report_core)
+            self.address = self._server.address
+            self._control.update(
+                address=self.address,
+                model=self._front.info.model,
+                worker=_capacity(self._front.info),
+            )
+            await self._server.set_serving(True)
+            self._control.update(state=control_pb2.MEMBER_STATE_READY, detail="")
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        # 1. Take nothing new; the routers hear it from control.
+        self._report_draining()
+        # 2. Finish what runs.
+        await self._front.drain(DRAIN_GRACE_S)
+        # 3. End the streams of watchers, which would otherwise hold the server open.
+        self._front.hub.close()
+        # 4. Stop the server, the engine and the control stream, in this order.
+        await self._server.stop(STOP_GRACE_S)
+        await self._stack.aclose()
+
+    def _make_server(self, tracing: Tracing) -> MeshServer:
+        server = MeshServer(self._listen, service_names=[_SERVICE])
+        config = self._control.snapshot.config
+        metadata = read_metadata(find_model(config.mesh.model).gguf_path)
+        servicer = WorkerServicer(
+            self._front,
+            Vocabulary.from_metadata(metadata),
+            worker_id=self.id,
+            tracing=tracing,
+            delays=lambda: self._control.snapshot.config.debug.delay_ms,
+            on_drain=self._report_draining,
+        )
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server.server)
+        return server
+
+    def _report_draining(self) -> None:
+        self._draining = True
+        self._control.update(state=control_pb2.MEMBER_STATE_DRAINING, detail="draining")
+
+    def _report_core(self, up: bool) -> None:
+        """The engine core has died, or a new one has loaded its engine."""
+        if self._draining:
+            return
+        state = control_pb2.MEMBER_STATE_READY if up else control_pb2.MEMBER_STATE_STARTING
+        self._control.update(state=state, detail="" if up else "engine core restarting")
+
+
+def _capacity(info: EngineInfo) -> control_pb2.WorkerCapacity:
+    return control_pb2.WorkerCapacity(
+        engine=info.name,
+        num_slots=info.num_slots,
+        max_context_tokens=info.max_context_tokens,
+        num_blocks=info.num_blocks,
+        block_tokens=info.block_tokens,
+        fingerprint=info.fingerprint.hex(),
+    )
