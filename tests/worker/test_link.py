@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from worker.link import CoreLink, FrontLink, LinkClosed
+from worker.messages import Cancel, Failed
+
+
+async def test_commands_of_one_turn_arrive_as_one_batch() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        core = CoreLink(theirs)
+        async with FrontLink(ours) as front:
+            for request_id in range(3):
+                front.send(Cancel(request_id))
+
+            commands = await asyncio.to_thread(core.receive, block=True)
+
+    assert commands == [Cancel(0), Cancel(1), Cancel(2)]
+
+
+async def test_a_core_that_need_not_wait_takes_only_what_is_there() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert CoreLink(theirs).receive(block=False) == []
+
+
+async def test_reports_arrive_whole_and_in_order() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        core = CoreLink(theirs)
+        async with FrontLink(ours) as front:
+            sending = asyncio.to_thread(
+                lambda: [core.send(Failed(str(index) * 100_000)) for index in range(5)]
+            )
+            task = asyncio.ensure_future(sending)
+            received = [await front.receive() for _ in range(5)]
+            await task
+
+    assert received == [Failed(str(index) * 100_000) for index in range(5)]
+
+
+async def test_each_end_notices_that_the_other_is_gone() -> None:
+    ours, theirs = socket.socketpair()
+    core = CoreLink(theirs)
+    async with FrontLink(ours):
+        pass
+    with pytest.raises(LinkClosed):
+        await asyncio.to_thread(core.receive, block=True)
+    with pytest.raises(LinkClosed):
+        for _ in range(10):
+            core.send(Failed("x" * 1_000_000))
+    theirs.close()
+
+    ours, theirs = socket.socketpair()
+    async with FrontLink(ours) as front:
+        theirs.close()
+        with pytest.raises(LinkClosed):
+            await front.receive()
