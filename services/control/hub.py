@@ -1,0 +1,143 @@
+"""The state of one control replica, and who is to be told when it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import AsyncGenerator, Iterator, Mapping
+
+from firsttoken.control.v1 import control_pb2
+from services.control.state import Members, MeshState, changed_config
+from services.control.store import Store
+from services.core.config import Snapshot, to_json
+from services.core.errors import Conflict
+from services.runtime.logs import event
+
+# Between two pushes to one member: a burst of changes becomes one push.
+PUSH_INTERVAL_S = 0.01
+MAX_CHANGE_ATTEMPTS = 16
+
+logger = logging.getLogger(__name__)
+
+
+class Hub:
+    """Keeps the latest state only: a consumer that is slow skips what it missed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._session_ids = itertools.count(1)
+        self._sessions: dict[int, Session] = {}
+        self._closed = False
+        self._state = MeshState(snapshot=store.subscribe(self))
+        self._configuration = configuration_of(self._state.snapshot)
+
+    @property
+    def state(self) -> MeshState:
+        return self._state
+
+    @property
+    def configuration(self) -> control_pb2.Configuration:
+        return self._configuration
+
+    @contextlib.contextmanager
+    def session(self, member: control_pb2.Member) -> Iterator[Session]:
+        """Make it a member for as long as the context is entered."""
+        session = Session(self, next(self._session_ids), member.id)
+        self.seat(session.id, member)
+        self._sessions[session.id] = session
+        event(logger, logging.INFO, "member joined", member_id=member.id, address=member.address)
+        if self._closed:
+            session.end()
+        try:
+            yield session
+        finally:
+            del self._sessions[session.id]
+            self._swap(self._state.unseat(session.id, member.id))
+            event(logger, logging.INFO, "member left", member_id=member.id)
+
+    def seat(self, session_id: int, member: control_pb2.Member) -> None:
+        self._swap(self._state.seat(session_id, member))
+
+    async def change(self, changes: Mapping[str, str], expected_generation: int | None) -> Snapshot:
+        """Apply all of `changes` or none, and tell every member. Errors: see changed_config."""
+        for _ in range(MAX_CHANGE_ATTEMPTS):
+            old = await self._store.latest()
+            config = changed_config(old, changes, expected_generation)
+            if config == old.config:
+                return old
+            try:
+                return await self._store.replace(old, config)
+            except Conflict:
+                if expected_generation is not None:
+                    raise
+        raise Conflict("the configuration keeps changing: try again", reason="GENERATION_CHANGED")
+
+    def configured(self, snapshot: Snapshot) -> None:
+        if snapshot != self._state.snapshot:
+            self._configuration = configuration_of(snapshot)
+            self._swap(self._state.with_snapshot(snapshot))
+            event(logger, logging.INFO, "configured", generation=snapshot.generation)
+
+    def joined_elsewhere(self, members: Members) -> None:
+        self._swap(self._state.with_elsewhere(members))
+
+    def close(self) -> None:
+        """End every stream, those to come as well."""
+        self._closed = True
+        for session in self._sessions.values():
+            session.end()
+
+    def check_integrity(self) -> None:
+        self._state.check_integrity()
+        assert {seat.session for seat in self._state.seats.values()} <= self._sessions.keys()
+
+    def _swap(self, state: MeshState) -> None:
+        if state == self._state:
+            return
+        before, self._state = self._state, state
+        if state.seats != before.seats:
+            self._store.share_members(state.local_members)
+        for session in self._sessions.values():
+            session.wake()
+
+
+class Session:
+    """One Join stream, seen from here."""
+
+    def __init__(self, hub: Hub, session_id: int, member_id: str) -> None:
+        self.id = session_id
+        self.member_id = member_id
+        self._hub = hub
+        self._ended = False
+        self._changed = asyncio.Event()
+
+    def wake(self) -> None:
+        self._changed.set()
+
+    def end(self) -> None:
+        self._ended = True
+        self._changed.set()
+
+    async def pushes(self) -> AsyncGenerator[control_pb2.JoinResponse]:
+        """What the member does not know yet, the latest only, until the session ends."""
+        configuration: control_pb2.Configuration | None = None
+        members: Members | None = None
+        while not self._ended:
+            self._changed.clear()
+            if self._hub.configuration is not configuration:
+                configuration = self._hub.configuration
+                yield control_pb2.JoinResponse(configuration=configuration)
+            if self._hub.state.members != members:
+                members = self._hub.state.members
+                membership = control_pb2.Membership(members=members)
+                yield control_pb2.JoinResponse(membership=membership)
+            await asyncio.sleep(PUSH_INTERVAL_S)
+            await self._changed.wait()
+
+
+def configuration_of(snapshot: Snapshot) -> control_pb2.Configuration:
+    return control_pb2.Configuration(
+        generation=snapshot.generation, config_json=to_json(snapshot.config)
+    )

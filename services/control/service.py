@@ -1,0 +1,68 @@
+"""ControlService: protobuf to the hub and back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from firsttoken.control.v1 import control_pb2, control_pb2_grpc
+from services.control.hub import Hub, Session, configuration_of
+from services.core.config import MeshConfig, to_json
+from services.core.errors import InvalidArgument
+from services.runtime.server import Context
+
+
+class ControlService(control_pb2_grpc.ControlServiceServicer):
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def Join(
+        self, request_iterator: AsyncIterator[control_pb2.JoinRequest], context: Context
+    ) -> AsyncIterator[control_pb2.JoinResponse]:
+        first = await anext(request_iterator, None)
+        if first is None:
+            raise InvalidArgument.of("member", "must be announced by the first message")
+        with self._hub.session(first.member) as session:
+            following = asyncio.create_task(self._follow(request_iterator, session))
+            try:
+                async with contextlib.aclosing(session.pushes()) as pushes:
+                    async for response in pushes:
+                        yield response
+                if following.done():
+                    following.result()
+            finally:
+                following.cancel()
+
+    async def _follow(
+        self, requests: AsyncIterator[control_pb2.JoinRequest], session: Session
+    ) -> None:
+        try:
+            async for request in requests:
+                if request.member.id != session.member_id:
+                    raise InvalidArgument.of("member.id", "must stay the same in one stream")
+                self._hub.seat(session.id, request.member)
+        finally:
+            session.end()
+
+    async def SetConfig(
+        self, request: control_pb2.SetConfigRequest, context: Context
+    ) -> control_pb2.SetConfigResponse:
+        expected = request.expected_generation if request.HasField("expected_generation") else None
+        snapshot = await self._hub.change(dict(request.changes), expected)
+        return control_pb2.SetConfigResponse(configuration=configuration_of(snapshot))
+
+    async def GetConfig(
+        self, request: control_pb2.GetConfigRequest, context: Context
+    ) -> control_pb2.GetConfigResponse:
+        return control_pb2.GetConfigResponse(
+            configuration=self._hub.configuration, default_json=to_json(MeshConfig())
+        )
+
+    async def ListMembers(
+        self, request: control_pb2.ListMembersRequest, context: Context
+    ) -> control_pb2.ListMembersResponse:
+        state = self._hub.state
+        return control_pb2.ListMembersResponse(
+            generation=state.snapshot.generation, members=state.members
+        )

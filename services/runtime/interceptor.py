@@ -1,0 +1,188 @@
+"""Where errors become gRPC status codes. Nothing else maps them.
+
+MeshError            its status, its message, and google.rpc details
+AioRpcError          a downstream call's own status, unchanged
+malformed message    INVALID_ARGUMENT naming the field
+anything else        logged with its traceback, INTERNAL without its text
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError, Message
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from services.core.errors import InvalidArgument, MeshError, Violation
+from services.runtime.malformed import find_violation
+
+DOMAIN = "firsttoken"
+DETAILS_KEY = "grpc-status-details-bin"
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Behaviour: TypeAlias = Callable[[Any, Any], Any]
+
+logger = logging.getLogger(__name__)
+
+
+class Malformed(NamedTuple):
+    """Stands in for a request that did not parse, until a handler may answer it."""
+
+    violation: Violation
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps every handler; response serializers stay as they are.
+
+    A handler with a stream of requests must take them from its iterator, not by
+    `context.read()`, which would hand it a `Malformed`.
+    """
+
+    def __init__(self) -> None:
+        self._wrapped: dict[str, tuple[Handler, Handler]] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        handler = await continuation(handler_call_details)
+        if handler is None:  # no such method: grpc answers UNIMPLEMENTED
+            return None
+        method = handler_call_details.method
+        known = self._wrapped.get(method)
+        if known is None or known[0] is not handler:
+            known = self._wrapped[method] = handler, _wrap(handler, method)
+        return known[1]
+
+
+def to_status(error: MeshError) -> status_pb2.Status:
+    details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)]
+    if isinstance(error, InvalidArgument):
+        violations = [
+            error_details_pb2.BadRequest.FieldViolation(field=field, description=description)
+            for field, description in error.violations
+        ]
+        details.append(error_details_pb2.BadRequest(field_violations=violations))
+    if error.retry_delay_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(error.retry_delay_s * 1e9))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    return status_pb2.Status(
+        code=code_pb2.Code.Value(error.status),
+        message=error.message,
+        details=[_pack(detail) for detail in details],
+    )
+
+
+def _pack(detail: Message) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(detail)
+    return packed
+
+
+def _wrap(handler: Handler, method: str) -> Handler:
+    check = _CheckedRequests if handler.request_streaming else _checked
+    serving = {
+        "request_deserializer": _tolerant(handler.request_deserializer),
+        "response_serializer": handler.response_serializer,
+    }
+    if handler.unary_unary:
+        return grpc.unary_unary_rpc_method_handler(
+            _one_response(handler.unary_unary, check, method), **serving
+        )
+    if handler.unary_stream:
+        return grpc.unary_stream_rpc_method_handler(
+            _many_responses(handler.unary_stream, check, method), **serving
+        )
+    if handler.stream_unary:
+        return grpc.stream_unary_rpc_method_handler(
+            _one_response(handler.stream_unary, check, method), **serving
+        )
+    assert handler.stream_stream
+    return grpc.stream_stream_rpc_method_handler(
+        _many_responses(handler.stream_stream, check, method), **serving
+    )
+
+
+def _one_response(behaviour: Behaviour, check: Callable[[Any], Any], method: str) -> Behaviour:
+    async def respond(request: Any, context: Context) -> Any:
+        try:
+            return await behaviour(check(request), context)
+        except Exception as error:
+            await _abort(error, context, method)
+
+    return respond
+
+
+def _many_responses(behaviour: Behaviour, check: Callable[[Any], Any], method: str) -> Behaviour:
+    async def respond(request: Any, context: Context) -> None:
+        try:
+            responses = behaviour(check(request), context)
+            if isinstance(responses, Awaitable):  # it calls context.write itself
+                await responses
+                return
+            # grpc would leave an abandoned generator to the garbage collector, and
+            # with it whatever the handler holds.
+            async with contextlib.aclosing(responses):
+                async for response in responses:
+                    await context.write(response)
+        except Exception as error:
+            await _abort(error, context, method)
+
+    return respond
+
+
+async def _abort(error: Exception, context: Context, method: str) -> NoReturn:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if isinstance(error, grpc.aio.AioRpcError):
+        details = [pair for pair in error.trailing_metadata() if pair[0] == DETAILS_KEY]
+        await context.abort(error.code(), error.details() or "", tuple(details))
+    if not isinstance(error, MeshError):
+        logger.error("%s failed", method, exc_info=error)
+        error = MeshError("internal error")
+    await context.abort_with_status(rpc_status.to_status(to_status(error)))
+    raise AssertionError("abort returned")
+
+
+def _tolerant(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """grpc answers UNKNOWN when a deserializer raises, with no handler to prevent it."""
+    if deserialize is None:
+        return None
+    message_class = getattr(deserialize, "__self__", None)
+    descriptor = getattr(message_class, "DESCRIPTOR", None)
+
+    def parse(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            if descriptor is None:
+                return Malformed(Violation("", str(error)))
+            return Malformed(find_violation(descriptor, data))
+
+    return parse
+
+
+def _checked(request: Any) -> Any:
+    if isinstance(request, Malformed):
+        raise InvalidArgument([request.violation], reason="MALFORMED_MESSAGE")
+    return request
+
+
+class _CheckedRequests:
+    def __init__(self, requests: AsyncIterator[Any]) -> None:
+        self._next = aiter(requests).__anext__
+
+    def __aiter__(self) -> _CheckedRequests:
+        return self
+
+    async def __anext__(self) -> Any:
+        return _checked(await self._next())

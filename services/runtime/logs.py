@@ -1,0 +1,72 @@
+"""Structured logs: an event, its fields, one line each.
+
+On a terminal a readable line; elsewhere (or with FIRSTTOKEN_LOG=json) one JSON
+object a line, on stderr.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+FIELDS = "firsttoken_fields"
+
+
+def configure(service: str, level: str = "info") -> None:
+    """Send this process's logs to stderr. `level` as in the setting telemetry.log_level."""
+    wanted = os.environ.get("FIRSTTOKEN_LOG", "")
+    readable = wanted == "text" or (wanted != "json" and sys.stderr.isatty())
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(ReadableFormatter(service) if readable else JsonFormatter(service))
+    logging.root.handlers[:] = [handler]
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    logging.root.setLevel(level.upper())
+
+
+def event(logger: logging.Logger, level: int, message: str, **fields: Any) -> None:
+    """event(logger, logging.INFO, "worker joined", member_id=…, address=…)"""
+    if logger.isEnabledFor(level):
+        logger.log(level, message, extra={FIELDS: fields}, stacklevel=2)
+
+
+class JsonFormatter(logging.Formatter):
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "event": record.getMessage(),
+            **getattr(record, FIELDS, {}),
+            "logger": record.name,
+            "pid": record.process,
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(entry, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+class ReadableFormatter(logging.Formatter):
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
+        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        fields = "".join(f" {k}={v}" for k, v in getattr(record, FIELDS, {}).items())
+        line = f"{clock} {self._service}: {level}{record.getMessage()}{fields}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line

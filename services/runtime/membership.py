@@ -1,0 +1,217 @@
+"""The control stream of one process: it announces itself, and is told everything else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import grpc
+
+from firsttoken.control.v1 import control_pb2, control_pb2_grpc
+from services.core import config
+from services.core.config import Snapshot
+from services.core.errors import InvalidArgument
+from services.runtime.channels import open_channel
+from services.runtime.logs import event
+from services.runtime.startup import StartupError
+
+Members: TypeAlias = tuple[control_pb2.Member, ...]
+
+START_TIMEOUT_S = 15.0
+BACKOFF_S = (0.05, 1.0)  # first, longest
+# Time between two reports: a burst of updates becomes one.
+REPORT_INTERVAL_S = 0.02
+
+logger = logging.getLogger(__name__)
+
+
+class ControlClient:
+    """An async context manager that keeps one Join stream open, through every failure.
+
+    `control_address` may name several replicas, separated by commas: when one
+    fails, the next is tried. While none answers, `snapshot` and `members` stay what
+    they were last. Every new stream announces the member's state as a whole, so an
+    update made while disconnected is never lost.
+
+    The generation may go down: a control that keeps its configuration in memory
+    begins again at 1 when it restarts. What is pushed always replaces what was.
+
+    Entering waits for the first configuration and membership; it raises
+    StartupError when none has come within `start_timeout_s`.
+    """
+
+    def __init__(
+        self,
+        control_address: str,
+        member: control_pb2.Member,
+        *,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
+        self._addresses = [part.strip() for part in control_address.split(",") if part.strip()]
+        if not self._addresses:
+            raise StartupError("no control service given: use --control host:port")
+        self._member = control_pb2.Member()
+        self._member.CopyFrom(member)
+        self._start_timeout_s = start_timeout_s
+        self._snapshot: Snapshot | None = None
+        self._config_json = ""
+        self._members: Members | None = None
+        self._changed = asyncio.Event()
+        self._informed = asyncio.Event()
+        self._on_config: list[Callable[[Snapshot], None]] = []
+        self._on_members: list[Callable[[Members], None]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> ControlClient:
+        self._task = asyncio.create_task(self._stay_joined(), name="control stream")
+        informed = asyncio.ensure_future(self._informed.wait())
+        try:
+            await asyncio.wait(
+                {informed, self._task},
+                timeout=self._start_timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if self._task.done():
+                self._task.result()
+            if not informed.done():
+                raise StartupError(
+                    f"no control service at {', '.join(self._addresses)}"
+                    f" (tried for {self._start_timeout_s:g} s)"
+                )
+        except BaseException:
+            await self.close()
+            raise
+        finally:
+            informed.cancel()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Leave: the stream's end tells the others."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    @property
+    def snapshot(self) -> Snapshot:
+        assert self._snapshot is not None, "enter the ControlClient first"
+        return self._snapshot
+
+    @property
+    def members(self) -> Members:
+        return self._members or ()
+
+    @property
+    def member_id(self) -> str:
+        return self._member.id
+
+    def update(self, **fields: Any) -> None:
+        """Change fields of this process's own Member and report it."""
+        updated = control_pb2.Member()
+        updated.CopyFrom(self._member)
+        for name in fields:
+            updated.ClearField(name)  # type: ignore[arg-type]
+        updated.MergeFrom(control_pb2.Member(**fields))
+        if updated != self._member:
+            self._member = updated
+            self._changed.set()
+
+    def on_config(self, callback: Callable[[Snapshot], None]) -> None:
+        """Called on the loop at each push, and now if there is a configuration already."""
+        self._on_config.append(callback)
+        if self._snapshot is not None:
+            _call(callback, self._snapshot)
+
+    def on_members(self, callback: Callable[[Members], None]) -> None:
+        """Called on the loop at each push, and now if there is a membership already."""
+        self._on_members.append(callback)
+        if self._members is not None:
+            _call(callback, self._members)
+
+    async def _stay_joined(self) -> None:
+        backoff_s, longest_s = BACKOFF_S
+        attempt = 0
+        while True:
+            address = self._addresses[attempt % len(self._addresses)]
+            heard = False
+            try:
+                async with open_channel(address) as channel:
+                    stub = control_pb2_grpc.ControlServiceStub(channel)
+                    async for response in stub.Join(self._reports()):
+                        if not heard:
+                            heard, backoff_s = True, BACKOFF_S[0]
+                            event(logger, logging.DEBUG, "joined", control=address)
+                        self._receive(response)
+                reason = "it ended the stream"
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.INVALID_ARGUMENT and not self._informed.is_set():
+                    raise StartupError(
+                        f"the control service at {address} refuses this process: {error.details()}"
+                    ) from error
+                reason = f"{error.code().name}: {error.details()}"
+            if heard:
+                event(logger, logging.WARNING, "control lost", control=address, reason=reason)
+            attempt += 1
+            if attempt % len(self._addresses) == 0:
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+                backoff_s = min(2 * backoff_s, longest_s)
+
+    async def _reports(self) -> AsyncIterator[control_pb2.JoinRequest]:
+        while True:
+            self._changed.clear()
+            yield control_pb2.JoinRequest(member=self._member)
+            await asyncio.sleep(REPORT_INTERVAL_S)
+            await self._changed.wait()
+
+    def _receive(self, response: control_pb2.JoinResponse) -> None:
+        if response.HasField("configuration"):
+            self._configure(response.configuration)
+        elif response.HasField("membership"):
+            self._members = tuple(response.membership.members)
+            for callback in self._on_members:
+                _call(callback, self._members)
+        if self._snapshot is not None and self._members is not None:
+            self._informed.set()
+
+    def _configure(self, pushed: control_pb2.Configuration) -> None:
+        if self._snapshot is None or pushed.config_json != self._config_json:
+            try:
+                parsed = config.from_json(pushed.config_json)
+            except (InvalidArgument, ValueError) as error:
+                # A control of another version: better the old generation than none.
+                event(
+                    logger,
+                    logging.ERROR,
+                    "configuration not understood",
+                    generation=pushed.generation,
+                    reason=str(error),
+                )
+                return
+        else:
+            parsed = self._snapshot.config
+        snapshot = Snapshot(pushed.generation, parsed)
+        self._config_json = pushed.config_json
+        if snapshot != self._snapshot:
+            self._snapshot = snapshot
+            for callback in self._on_config:
+                _call(callback, snapshot)
+        self.update(generation=snapshot.generation)
+
+
+def _call(callback: Callable[[Any], None], value: Any) -> None:
+    try:
+        callback(value)
+    except Exception:
+        logger.exception("a subscriber of the control stream failed")

@@ -1,0 +1,76 @@
+"""Protobuf to plain values and back, where more than one process needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, TypeAlias, get_args
+
+from firsttoken.common.v1 import common_pb2
+from services.core.errors import InvalidArgument
+from services.core.ledger import Ledger, Segment
+from services.core.sampling import Sampling
+
+TENANT_KEY = "firsttoken-tenant"
+MAX_TENANT_CHARACTERS = 128
+
+_Optional: TypeAlias = Literal[
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logprobs",
+    "ignore_eos",
+]
+_OPTIONAL: tuple[_Optional, ...] = get_args(_Optional)
+
+
+def sampling_from_proto(message: common_pb2.SamplingParams) -> Sampling:
+    """Absent fields become the defaults of `Sampling`; nothing is checked."""
+    given = {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}
+    return Sampling(stop=tuple(message.stop), stop_token_ids=tuple(message.stop_token_ids), **given)
+
+
+def check_sampling(sampling: Sampling, *, max_context_tokens: int) -> None:
+    """Raises InvalidArgument naming every field out of its bounds."""
+    if violations := sampling.violations(max_context_tokens=max_context_tokens):
+        raise InvalidArgument(violations)
+
+
+def is_batch(request_class: common_pb2.RequestClass.ValueType) -> bool:
+    """Raises InvalidArgument for a class that this version does not know."""
+    if request_class not in common_pb2.RequestClass.values():
+        raise InvalidArgument.of("request_class", f"is no request class; got {request_class}")
+    return request_class == common_pb2.REQUEST_CLASS_BATCH
+
+
+def tenant_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """The caller's tenant; "" when it names none."""
+    tenant = next((value for key, value in metadata or () if key == TENANT_KEY), "")
+    ok = isinstance(tenant, str) and tenant.isascii() and (tenant.isprintable() or not tenant)
+    if not ok or len(tenant) > MAX_TENANT_CHARACTERS:
+        raise InvalidArgument.of(
+            f"metadata.{TENANT_KEY}",
+            f"must be at most {MAX_TENANT_CHARACTERS} printable ASCII characters",
+        )
+    return str(tenant)
+
+
+def ledger_to_proto(ledger: Ledger) -> common_pb2.Ledger:
+    spent_ms = {f"{segment}_ms": ledger.spent_s(segment) * 1000 for segment in Segment}
+    return common_pb2.Ledger(total_ms=ledger.total_s * 1000, **spent_ms)
+
+
+def spend_callee(ledger: Ledger, callee: common_pb2.Ledger, *, seen_s: float) -> None:
+    """Enter what another process spent.
+
+    `seen_s`: from the call to its first token, on this process's clock. What the
+    callee did not have is transfer; what it had and does not own stays unowned.
+    """
+    for segment in Segment:
+        ledger.spend(segment, getattr(callee, f"{segment}_ms") / 1000)
+    ledger.spend(Segment.TRANSFER, seen_s - callee.total_ms / 1000)
