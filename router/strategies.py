@@ -1,0 +1,125 @@
+"""How a worker is chosen among those that could take the request now.
+
+A strategy keeps no state of its own that a change of configuration would lose:
+whose turn it is and what is in flight, the workers carry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from router.fleet import Worker
+from services.core.config import RouterSettings
+from services.core.keys import KEY_BYTES
+from services.core.tokens import BYTES_PER_TOKEN
+
+
+class Prompt(NamedTuple):
+    """What a strategy may know of a request."""
+
+    token_ids: bytes
+    # The chain's root, then one key per full block.
+    prefix_keys: bytes
+    block_tokens: int
+    # The first bytes of its text; empty unless the configuration asks for them.
+    text_head: bytes = b""
+
+
+class Strategy(Protocol):
+    def choose(self, candidates: Sequence[Worker], prompt: Prompt) -> Worker:
+        """One of `candidates`: at least one, all with room."""
+        ...
+
+
+class RoundRobin:
+    """The one that was taken longest ago."""
+
+    def choose(self, candidates: Sequence[Worker], prompt: Prompt) -> Worker:
+        return min(candidates, key=_turn)
+
+
+class Random:
+    def __init__(self, seed: int | None = None) -> None:
+        self._random = random.Random(seed)
+
+    def choose(self, candidates: Sequence[Worker], prompt: Prompt) -> Worker:
+        return self._random.choice(candidates)
+
+
+class LeastOutstanding:
+    """The fewest requests in flight; among equals, the one that was taken longest ago."""
+
+    def choose(self, candidates: Sequence[Worker], prompt: Prompt) -> Worker:
+        return min(candidates, key=_outstanding)
+
+
+class PrefixAware:
+    """Requests that begin alike go to the same worker, so that it can reuse what it computed.
+
+    Each beginning has its own order of the workers (rendezvous hashing): when one
+    leaves, only its own requests move. The first in this order that has fewer than
+    `concurrency_threshold` in flight takes the request; when none has, the least busy.
+    """
+
+    def __init__(
+        self, *, prefix_length: int, prefix_length_bytes: int, concurrency_threshold: int
+    ) -> None:
+        self._prefix_length = prefix_length
+        self._prefix_length_bytes = prefix_length_bytes
+        self._concurrency_threshold = concurrency_threshold
+
+    def choose(self, candidates: Sequence[Worker], prompt: Prompt) -> Worker:
+        calm = [each for each in candidates if each.in_flight < self._concurrency_threshold]
+        if not calm:
+            return min(candidates, key=_outstanding)
+        beginning = self.fingerprint(prompt)
+        return max(calm, key=lambda worker: _affinity(worker, beginning))
+
+    def fingerprint(self, prompt: Prompt) -> bytes:
+        """Equal for prompts that begin alike, of the same tenant and salt."""
+        root = prompt.prefix_keys[:KEY_BYTES]
+        if self._prefix_length_bytes and prompt.text_head:
+            return _digest(root + prompt.text_head[: self._prefix_length_bytes])
+        num_keys = len(prompt.prefix_keys) // KEY_BYTES
+        last = min(self._prefix_length // prompt.block_tokens, num_keys - 1)
+        if last <= 0:  # shorter than a block: no key but the root's
+            return _digest(root + prompt.token_ids[: self._prefix_length * BYTES_PER_TOKEN])
+        return prompt.prefix_keys[last * KEY_BYTES : (last + 1) * KEY_BYTES]
+
+
+def make_strategy(settings: RouterSettings, *, seed: int | None = None) -> Strategy:
+    match settings.routing_strategy:
+        case "round_robin":
+            return RoundRobin()
+        case "random":
+            return Random(seed)
+        case "least_outstanding":
+            return LeastOutstanding()
+        case "prefix_aware":
+            return PrefixAware(
+                prefix_length=settings.prefix_length,
+                prefix_length_bytes=settings.prefix_length_bytes,
+                concurrency_threshold=settings.concurrency_threshold,
+            )
+    raise AssertionError(f"no strategy {settings.routing_strategy!r}")  # config admits no other
+
+
+def _turn(worker: Worker) -> int:
+    return worker.turn
+
+
+def _outstanding(worker: Worker) -> tuple[int, int]:
+    return worker.in_flight, worker.turn
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def _affinity(worker: Worker, beginning: bytes) -> bytes:
+    # The address, not the id: a worker that restarts in its place keeps its requests.
+    address = worker.announced.address.encode()
+    return hashlib.blake2b(beginning, digest_size=8, key=address[-64:]).digest()
