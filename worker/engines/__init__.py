@@ -1,1 +1,48 @@
 """The engines behind a worker, one contract."""
+
+from __future__ import annotations
+
+import os
+
+from services.core.config import MeshConfig
+from services.core.errors import InvalidArgument
+from services.models.catalog import find_model
+from services.models.gguf import read_metadata
+from services.runtime.startup import StartupError
+from worker.engines.contract import Engine
+from worker.engines.llamacpp.engine import LlamaCppEngine
+from worker.engines.simulated import SimulatedEngine
+
+
+def open_engine(config: MeshConfig, *, cores_shared_by: int) -> Engine:
+    """The engine that `worker.engine` names, loaded.
+
+    `cores_shared_by`: how many workers share this machine's cores, this one included.
+    Raises StartupError.
+    """
+    try:
+        files = find_model(config.mesh.model)
+        metadata = read_metadata(files.gguf_path)
+        if config.worker.engine == "simulated":
+            return SimulatedEngine(config, files, metadata)
+        threads, passive_wait = _threads(config.worker.threads, cores_shared_by, _num_cores())
+        return LlamaCppEngine(config, files, metadata, threads=threads, passive_wait=passive_wait)
+    except (InvalidArgument, OSError, ValueError) as error:
+        raise StartupError(str(error)) from error
+
+
+def _threads(setting: int, cores_shared_by: int, num_cores: int) -> tuple[int, bool]:
+    """How many threads a step takes, and whether they must not spin while they wait.
+
+    Spinning makes a step of several threads twice as fast, and halves the speed of
+    everybody once there are more threads than cores.
+    """
+    threads = setting or max(1, num_cores // cores_shared_by)
+    return threads, threads > 1 and threads * cores_shared_by > num_cores
+
+
+def _num_cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,109 @@
+"""The embedded engine: a GGUF model on the CPU, by llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from services.core.config import MeshConfig
+from services.models.catalog import ModelFiles
+from services.models.vocabulary import Vocabulary
+from worker.engines.contract import Bytes, EngineFailure, EngineInfo, Logits, Work
+from worker.engines.llamacpp import binding
+from worker.engines.llamacpp.batch import TokenBatch
+from worker.engines.llamacpp.context import LlamaContext
+from worker.engines.llamacpp.fingerprint import fingerprint
+from worker.engines.llamacpp.kvblob import BlobLayout
+from worker.engines.slots import Slots
+
+
+class LlamaCppEngine:
+    """An Engine whose slots are llama.cpp's sequences, each with KV memory of its own.
+
+    Construction loads the model. Raises StartupError when that cannot be, ValueError
+    for a vocabulary that is not supported.
+    """
+
+    def __init__(
+        self,
+        config: MeshConfig,
+        files: ModelFiles,
+        metadata: Mapping[str, Any],
+        *,
+        threads: int,
+        passive_wait: bool = False,
+    ) -> None:
+        vocabulary = Vocabulary.from_metadata(metadata)
+        worker = config.worker
+        self._context = LlamaContext(
+            files.gguf_path, worker, threads=threads, passive_wait=passive_wait
+        )
+        self._batch = TokenBatch(max_tokens=worker.max_batch_tokens, num_slots=worker.num_slots)
+        self._layout = self._learn_layout()
+        hyperparameters = [item for item in metadata.items() if not item[0].startswith("tokenizer")]
+        self.info = EngineInfo(
+            name="llamacpp",
+            model=files.name,
+            fingerprint=fingerprint(
+                files.gguf_path,
+                binding.VERSION,
+                sorted(hyperparameters),
+                self._layout.runs,
+                config.mesh.block_tokens,
+            ),
+            vocabulary_size=self._context.vocabulary_size,
+            eos_token_ids=vocabulary.eos_token_ids,
+            num_slots=worker.num_slots,
+            max_context_tokens=worker.max_context_tokens,
+            block_tokens=config.mesh.block_tokens,
+            block_bytes=config.mesh.block_tokens * self._layout.token_bytes,
+            num_blocks=worker.num_cache_blocks,
+            kv_in_pool=False,
+        )
+        self._slots = Slots(self.info)
+
+    def evaluate(self, batch: Sequence[Work]) -> Logits:
+        lengths = self._slots.lengths_after(batch)
+        self._batch.fill(batch)
+        num_outputs = sum(work.wants_logits for work in batch)
+        logits = self._context.decode(self._batch.struct, num_outputs)
+        self._slots.update(lengths)
+        return logits
+
+    def export_blocks(self, slot: int, first: int, blocks: Sequence[Bytes]) -> None:
+        self._slots.check_export(slot, first, blocks)
+        if not blocks:
+            return
+        blob = self._context.read_state(slot)
+        block_tokens = self.info.block_tokens
+        try:
+            self._layout.cut(blob, first * block_tokens, block_tokens, blocks)
+        except ValueError as error:
+            raise EngineFailure(f"the KV of slot {slot} has another form: {error}") from error
+
+    def import_blocks(self, slot: int, blocks: Sequence[Bytes]) -> None:
+        length = self._slots.length_of(slot, blocks)
+        self.clear(slot)
+        if not blocks:
+            return
+        # All blocks in one import: each import replaces the whole sequence.
+        self._context.write_state(slot, self._layout.merge(blocks, self.info.block_tokens))
+        self._slots.update({slot: length})
+
+    def clear(self, slot: int) -> None:
+        self._slots.require(slot)
+        self._context.forget(slot)
+        self._slots.update({slot: 0})
+
+    def close(self) -> None:
+        self._context.close()
+
+    def _learn_layout(self) -> BlobLayout:
+        """From the KV of one token, which warms the model up as well."""
+        self._batch.fill([Work(0, 0, np.zeros(1, np.uint32), False)])
+        self._context.decode(self._batch.struct, 0)
+        layout = BlobLayout.learn(self._context.read_state(0))
+        self._context.forget(0)
+        return layout
