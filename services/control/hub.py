@@ -32,6 +32,7 @@ class Hub:
         self._closed = False
         self._state = MeshState(snapshot=store.subscribe(self))
         self._configuration = configuration_of(self._state.snapshot)
+        self._membership = control_pb2.Membership()
 
     @property
     def state(self) -> MeshState:
@@ -41,11 +42,16 @@ class Hub:
     def configuration(self) -> control_pb2.Configuration:
         return self._configuration
 
+    @property
+    def membership(self) -> control_pb2.Membership:
+        return self._membership
+
     @contextlib.contextmanager
     def session(self, member: control_pb2.Member) -> Iterator[Session]:
         """Make it a member for as long as the context is entered."""
         session = Session(self, next(self._session_ids), member.id)
         self.seat(session.id, member)
+        self._end_sessions(member.id)  # of the same member: it has come back before they ended
         self._sessions[session.id] = session
         event(logger, logging.INFO, "member joined", member_id=member.id, address=member.address)
         if self._closed:
@@ -86,8 +92,7 @@ class Hub:
     def close(self) -> None:
         """End every stream, those to come as well."""
         self._closed = True
-        for session in self._sessions.values():
-            session.end()
+        self._end_sessions()
 
     def check_integrity(self) -> None:
         self._state.check_integrity()
@@ -99,8 +104,15 @@ class Hub:
         before, self._state = self._state, state
         if state.seats != before.seats:
             self._store.share_members(state.local_members)
+        if state.members != before.members:
+            self._membership = control_pb2.Membership(members=state.members)
         for session in self._sessions.values():
             session.wake()
+
+    def _end_sessions(self, member_id: str | None = None) -> None:
+        for session in self._sessions.values():
+            if member_id in (None, session.member_id):
+                session.end()
 
 
 class Session:
@@ -123,15 +135,14 @@ class Session:
     async def pushes(self) -> AsyncGenerator[control_pb2.JoinResponse]:
         """What the member does not know yet, the latest only, until the session ends."""
         configuration: control_pb2.Configuration | None = None
-        members: Members | None = None
+        membership: control_pb2.Membership | None = None
         while not self._ended:
             self._changed.clear()
             if self._hub.configuration is not configuration:
                 configuration = self._hub.configuration
                 yield control_pb2.JoinResponse(configuration=configuration)
-            if self._hub.state.members != members:
-                members = self._hub.state.members
-                membership = control_pb2.Membership(members=members)
+            if self._hub.membership is not membership:
+                membership = self._hub.membership
                 yield control_pb2.JoinResponse(membership=membership)
             await asyncio.sleep(PUSH_INTERVAL_S)
             await self._changed.wait()

@@ -8,7 +8,7 @@ from types import TracebackType
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from services.control.hub import Hub
 from services.control.service import ControlService
-from services.control.store import MemoryStore
+from services.control.store import MemoryStore, Store
 from services.core.config import MeshConfig
 from services.runtime.server import MeshServer
 
@@ -27,7 +27,7 @@ class ControlNode:
 
     async def __aenter__(self) -> ControlNode:
         async with AsyncExitStack() as stack:
-            store = await stack.enter_async_context(MemoryStore(self._config))
+            store = await stack.enter_async_context(open_store(self._config))
             self._hub = hub = Hub(store)
             server = MeshServer(self._listen, service_names=[SERVICE_NAME])
             control_pb2_grpc.add_ControlServiceServicer_to_server(
@@ -52,3 +52,12 @@ class ControlNode:
     def check_integrity(self) -> None:
         if self._hub is not None:
             self._hub.check_integrity()
+
+
+def open_store(config: MeshConfig) -> Store:
+    if config.control.redis_url:
+        # Its imports take longer than all else that a control process starts with.
+        from services.control.redis_store import RedisStore
+
+        return RedisStore(config.control.redis_url, config)
+    return MemoryStore(config)

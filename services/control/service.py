@@ -24,15 +24,25 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         if first is None:
             raise InvalidArgument.of("member", "must be announced by the first message")
         with self._hub.session(first.member) as session:
-            following = asyncio.create_task(self._follow(request_iterator, session))
-            try:
-                async with contextlib.aclosing(session.pushes()) as pushes:
-                    async for response in pushes:
-                        yield response
-                if following.done():
-                    following.result()
-            finally:
-                following.cancel()
+            pushes = contextlib.aclosing(session.pushes())
+            async with self._following(request_iterator, session), pushes as responses:
+                async for response in responses:
+                    yield response
+
+    @contextlib.asynccontextmanager
+    async def _following(
+        self, requests: AsyncIterator[control_pb2.JoinRequest], session: Session
+    ) -> AsyncIterator[None]:
+        """Take the member's reports; their end is the session's end."""
+        task = asyncio.create_task(self._follow(requests, session), name="follow member")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            failure = None if task.cancelled() else task.exception()
+        if failure is not None:
+            raise failure
 
     async def _follow(
         self, requests: AsyncIterator[control_pb2.JoinRequest], session: Session

@@ -17,7 +17,6 @@ Members: TypeAlias = tuple[control_pb2.Member, ...]
 
 FIRST_GENERATION = 1
 MAX_ID_CHARACTERS = 128
-MAX_DETAIL_CHARACTERS = 1024
 
 
 class Seat(NamedTuple):
@@ -116,23 +115,13 @@ def _value(text: str) -> Any:
 
 def check_member(member: control_pb2.Member) -> None:
     """Raises InvalidArgument naming every field that keeps it from being a member."""
+    rules = (
+        ("id", 1 <= len(member.id) <= MAX_ID_CHARACTERS, f"1 to {MAX_ID_CHARACTERS} characters"),
+        ("role", member.role != control_pb2.MEMBER_ROLE_UNSPECIFIED, "a role"),
+        ("address", ":" in member.address, "host:port"),
+    )
     violations = [
-        Violation(f"member.{name}", description)
-        for name, description, ok in (
-            (
-                "id",
-                f"must be 1 to {MAX_ID_CHARACTERS} characters",
-                1 <= len(member.id) <= MAX_ID_CHARACTERS,
-            ),
-            ("role", "must be a role", member.role != control_pb2.MEMBER_ROLE_UNSPECIFIED),
-            ("address", "must be host:port", ":" in member.address),
-            (
-                "detail",
-                f"must be at most {MAX_DETAIL_CHARACTERS} characters",
-                len(member.detail) <= MAX_DETAIL_CHARACTERS,
-            ),
-        )
-        if not ok
+        Violation(f"member.{name}", f"must be {rule}") for name, ok, rule in rules if not ok
     ]
     if violations:
         raise InvalidArgument(violations)

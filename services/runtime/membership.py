@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 from collections.abc import AsyncIterator, Callable
@@ -64,6 +65,7 @@ class ControlClient:
         self._informed = asyncio.Event()
         self._on_config: list[Callable[[Snapshot], None]] = []
         self._on_members: list[Callable[[Members], None]] = []
+        self._lost = False
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> ControlClient:
@@ -142,31 +144,44 @@ class ControlClient:
 
     async def _stay_joined(self) -> None:
         backoff_s, longest_s = BACKOFF_S
-        attempt = 0
-        while True:
-            address = self._addresses[attempt % len(self._addresses)]
-            heard = False
-            try:
-                async with open_channel(address) as channel:
-                    stub = control_pb2_grpc.ControlServiceStub(channel)
-                    async for response in stub.Join(self._reports()):
-                        if not heard:
-                            heard, backoff_s = True, BACKOFF_S[0]
-                            event(logger, logging.DEBUG, "joined", control=address)
-                        self._receive(response)
-                reason = "it ended the stream"
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.INVALID_ARGUMENT and not self._informed.is_set():
-                    raise StartupError(
-                        f"the control service at {address} refuses this process: {error.details()}"
-                    ) from error
-                reason = f"{error.code().name}: {error.details()}"
-            if heard:
-                event(logger, logging.WARNING, "control lost", control=address, reason=reason)
-            attempt += 1
+        for attempt in itertools.count(1):
+            address = self._addresses[(attempt - 1) % len(self._addresses)]
+            if await self._join(address):
+                backoff_s = BACKOFF_S[0]
             if attempt % len(self._addresses) == 0:
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
                 backoff_s = min(2 * backoff_s, longest_s)
+
+    async def _join(self, address: str) -> bool:
+        """Hold one stream for as long as it lives; whether it said anything."""
+        heard = False
+        try:
+            async with open_channel(address) as channel:
+                async for response in control_pb2_grpc.ControlServiceStub(channel).Join(
+                    self._reports()
+                ):
+                    if not heard:
+                        heard = True
+                        self._note_joined(address)
+                    self._receive(response)
+            self._note_lost(address, "the stream was ended")
+        except grpc.aio.AioRpcError as error:
+            refused = error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            if refused and not self._informed.is_set():
+                raise StartupError(
+                    f"the control service at {address} refuses this process: {error.details()}"
+                ) from error
+            self._note_lost(address, f"{error.code().name}: {error.details()}")
+        return heard
+
+    def _note_joined(self, address: str) -> None:
+        self._lost = False
+        event(logger, logging.INFO, "joined", control=address)
+
+    def _note_lost(self, address: str, reason: str) -> None:
+        if not self._lost:
+            event(logger, logging.WARNING, "not joined", control=address, reason=reason)
+        self._lost = True
 
     async def _reports(self) -> AsyncIterator[control_pb2.JoinRequest]:
         while True:
