@@ -1,0 +1,154 @@
+"""TokenizerService: protobuf to the encoder and back, off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import NamedTuple, TypeVar
+
+from firsttoken.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from services.core.config import MeshConfig, TokenizerSettings
+from services.core.errors import InvalidArgument, MeshError, Unavailable
+from services.core.keys import join_keys
+from services.core.ledger import Ledger, Segment
+from services.core.tokens import BYTES_PER_TOKEN
+from services.runtime.delays import inject
+from services.runtime.membership import ControlClient
+from services.runtime.server import Context
+from services.runtime.telemetry import TraceContext, Tracing
+from services.tokenizer.chat import parse_chat
+from services.tokenizer.encoder import EncodedPrompt, Encoder, Prompt
+
+T = TypeVar("T")
+
+
+class Backend(NamedTuple):
+    """What the service serves with."""
+
+    encoder: Encoder
+    threads: Executor
+    control: ControlClient
+    tracing: Tracing
+
+    @property
+    def config(self) -> MeshConfig:
+        return self.control.snapshot.config
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """A caller that is gone by the time a thread is free costs nothing."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+
+
+class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
+    """UNAVAILABLE until `start`: a member needs an address before it is told what to load."""
+
+    def __init__(self) -> None:
+        self._started: Backend | None = None
+
+    def start(self, backend: Backend) -> None:
+        self._started = backend
+
+    async def Encode(
+        self, request: tokenizer_pb2.EncodeRequest, context: Context
+    ) -> tokenizer_pb2.EncodeResponse:
+        ledger = Ledger(time.monotonic())
+        backend = self._backend(request.model)
+        try:
+            encoded = await _encode(backend, request, ledger)
+        except MeshError as error:
+            _trace(backend, context, ledger, error=error.message)
+            raise
+        _trace(backend, context, ledger, num_tokens=len(encoded.token_ids) // BYTES_PER_TOKEN)
+        return tokenizer_pb2.EncodeResponse(
+            token_ids=encoded.token_ids,
+            prefix_keys=join_keys(encoded.prefix_keys),
+            block_tokens=backend.encoder.block_tokens,
+            encode_ms=ledger.spent_s(Segment.PREPROCESS) * 1000,
+            total_ms=(time.monotonic() - ledger.arrived_s) * 1000,
+        )
+
+    async def Decode(
+        self, request: tokenizer_pb2.DecodeRequest, context: Context
+    ) -> tokenizer_pb2.DecodeResponse:
+        backend = self._backend(request.model)
+        text = await backend.run(
+            lambda: backend.encoder.decode(
+                request.token_ids, skip_special_tokens=request.skip_special_tokens
+            )
+        )
+        return tokenizer_pb2.DecodeResponse(text=text)
+
+    async def GetInfo(
+        self, request: tokenizer_pb2.GetInfoRequest, context: Context
+    ) -> tokenizer_pb2.GetInfoResponse:
+        backend = self._backend(request.model)
+        encoder, vocabulary = backend.encoder, backend.encoder.vocabulary
+        return tokenizer_pb2.GetInfoResponse(
+            model=encoder.model,
+            vocabulary_size=vocabulary.vocabulary_size,
+            block_tokens=encoder.block_tokens,
+            context_length=vocabulary.context_length,
+            eos_token_ids=vocabulary.eos_token_ids,
+            chat_template=vocabulary.chat_template,
+            nfc=backend.config.tokenizer.nfc,
+        )
+
+    def _backend(self, model: str) -> Backend:
+        backend = self._started
+        if backend is None:
+            raise Unavailable("the tokenizer is loading its model", reason="STARTING")
+        served = backend.encoder.model
+        if model not in ("", served):
+            raise InvalidArgument.of("model", f"must be {served}, the model served; got {model}")
+        return backend
+
+
+async def _encode(
+    backend: Backend, request: tokenizer_pb2.EncodeRequest, ledger: Ledger
+) -> EncodedPrompt:
+    config = backend.config
+    start_s = time.monotonic()
+    try:
+        await inject(config.debug.delay_ms.tokenizer_encode)
+        return await backend.run(lambda: _encode_now(backend.encoder, request, config.tokenizer))
+    finally:
+        ledger.record(Segment.PREPROCESS, start_s, time.monotonic())
+
+
+def _encode_now(
+    encoder: Encoder, request: tokenizer_pb2.EncodeRequest, settings: TokenizerSettings
+) -> EncodedPrompt:
+    return encoder.encode(
+        _prompt(request), tenant=request.tenant, cache_salt=request.cache_salt, settings=settings
+    )
+
+
+def _prompt(request: tokenizer_pb2.EncodeRequest) -> Prompt:
+    match request.WhichOneof("input"):
+        case "text":
+            return request.text
+        case "chat":
+            return parse_chat(request.chat)
+        case "token_ids":
+            return request.token_ids
+    raise InvalidArgument.of("input", "must be one of text, chat and token_ids")
+
+
+def _trace(
+    backend: Backend, context: Context, ledger: Ledger, *, num_tokens: int = 0, error: str = ""
+) -> None:
+    tracing = backend.tracing
+    if not tracing.enabled:
+        return
+    caller = TraceContext.from_metadata(context.invocation_metadata())
+    sampled = tracing.decide(caller, backend.config.telemetry.sample_ratio)
+    tracing.record_request(
+        "tokenizer.encode",
+        caller.child(sampled=sampled),
+        caller.span_id,
+        ledger,
+        {"gen_ai.request.model": backend.encoder.model, "gen_ai.usage.input_tokens": num_tokens},
+        error=error,
+    )
