@@ -115,10 +115,12 @@ def _value(text: str) -> Any:
 
 def check_member(member: control_pb2.Member) -> None:
     """Raises InvalidArgument naming every field that keeps it from being a member."""
+    # One that starts may announce itself before it knows where it will listen.
+    located = ":" in member.address or member.state == control_pb2.MEMBER_STATE_STARTING
     rules = (
         ("id", 1 <= len(member.id) <= MAX_ID_CHARACTERS, f"1 to {MAX_ID_CHARACTERS} characters"),
         ("role", member.role != control_pb2.MEMBER_ROLE_UNSPECIFIED, "a role"),
-        ("address", ":" in member.address, "host:port"),
+        ("address", located, "host:port"),
     )
     violations = [
         Violation(f"member.{name}", f"must be {rule}") for name, ok, rule in rules if not ok
