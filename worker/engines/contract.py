@@ -55,8 +55,9 @@ class Engine(Protocol):
     def evaluate(self, batch: Sequence[Work]) -> Logits:
         """Evaluate a batch in one step and append its KV to the slots.
 
-        Returns shape (number of works that want logits, vocabulary_size), rows in
-        their order; the array is valid until the next call.
+        Returns shape (number of works that want logits, width), rows in their order;
+        width <= vocabulary_size, and ids beyond it have probability 0. The array is
+        valid until the next call, and not to be written to.
         """
         ...
 

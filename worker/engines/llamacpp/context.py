@@ -57,15 +57,17 @@ class LlamaContext:
         logits = self._llama.llama_get_logits(self._pointer)
         return np.ctypeslib.as_array(logits, (num_outputs, self.vocabulary_size))
 
-    def read_state(self, sequence: int) -> Bytes:
-        size = self._llama.llama_state_seq_get_size_ext(self._pointer, sequence, 0)
-        blob = np.empty(size, np.uint8)
+    def state_bytes(self, sequence: int) -> int:
+        size: int = self._llama.llama_state_seq_get_size_ext(self._pointer, sequence, 0)
+        return size
+
+    def read_state(self, sequence: int, blob: Bytes) -> None:
+        """Fill `blob`, of state_bytes, with the sequence's KV."""
         read = self._llama.llama_state_seq_get_data_ext(
-            self._pointer, blob.ctypes.data, size, sequence, 0
+            self._pointer, blob.ctypes.data, blob.size, sequence, 0
         )
-        if read != size:
-            raise EngineFailure(f"llama.cpp gave {read} of {size} bytes of KV")
-        return blob
+        if read != blob.size:
+            raise EngineFailure(f"llama.cpp gave {read} of {blob.size} bytes of KV")
 
     def write_state(self, sequence: int, blob: Bytes) -> None:
         """Replace the sequence by what `blob` holds."""

@@ -42,6 +42,8 @@ class LlamaCppEngine:
         )
         self._batch = TokenBatch(max_tokens=worker.max_batch_tokens, num_slots=worker.num_slots)
         self._layout = self._learn_layout()
+        # Written once here: the first touch of fresh memory costs more than a transfer.
+        self._scratch = np.full(self._layout.blob_bytes(worker.max_context_tokens), 0, np.uint8)
         hyperparameters = [item for item in metadata.items() if not item[0].startswith("tokenizer")]
         self.info = EngineInfo(
             name="llamacpp",
@@ -50,6 +52,7 @@ class LlamaCppEngine:
                 files.gguf_path,
                 binding.VERSION,
                 sorted(hyperparameters),
+                self._layout.rotations,
                 self._layout.runs,
                 config.mesh.block_tokens,
             ),
@@ -76,10 +79,10 @@ class LlamaCppEngine:
         self._slots.check_export(slot, first, blocks)
         if not blocks:
             return
-        blob = self._context.read_state(slot)
-        block_tokens = self.info.block_tokens
+        blob = self._blob_of(self._slots.length(slot))
+        self._context.read_state(slot, blob)
         try:
-            self._layout.cut(blob, first * block_tokens, block_tokens, blocks)
+            self._layout.cut(blob, first * self.info.block_tokens, blocks)
         except ValueError as error:
             raise EngineFailure(f"the KV of slot {slot} has another form: {error}") from error
 
@@ -89,7 +92,9 @@ class LlamaCppEngine:
         if not blocks:
             return
         # All blocks in one import: each import replaces the whole sequence.
-        self._context.write_state(slot, self._layout.merge(blocks, self.info.block_tokens))
+        blob = self._blob_of(length)
+        self._layout.merge(blocks, blob)
+        self._context.write_state(slot, blob)
         self._slots.update({slot: length})
 
     def clear(self, slot: int) -> None:
@@ -104,6 +109,10 @@ class LlamaCppEngine:
         """From the KV of one token, which warms the model up as well."""
         self._batch.fill([Work(0, 0, np.zeros(1, np.uint32), False)])
         self._context.decode(self._batch.struct, 0)
-        layout = BlobLayout.learn(self._context.read_state(0))
+        blob = np.empty(self._context.state_bytes(0), np.uint8)
+        self._context.read_state(0, blob)
         self._context.forget(0)
-        return layout
+        return BlobLayout.learn(blob)
+
+    def _blob_of(self, num_tokens: int) -> Bytes:
+        return self._scratch[: self._layout.blob_bytes(num_tokens)]

@@ -6,7 +6,7 @@ llama.cpp gives and takes the KV of a whole sequence only. With flash attention
     u32 magic, i32 sequence, u32 streams      a context with s sequences has s streams
     u32 cells per stream                      n for the sequence's own, 0 for the others
     n x (i32 position, u32 1, i32 sequence)   follow the count they belong to
-    u32 transposed V, u32 layers, u32 0, u32 0
+    u32 transposed V, u32 layers, u32 K rotation, u32 V rotation
     K of each layer, then V of each layer:
         i32 type, u64 row bytes, n x row
 
@@ -41,8 +41,8 @@ class TensorRun(NamedTuple):
     row_bytes: int
 
     @property
-    def header(self) -> bytes:
-        return _TENSOR.pack(self.type, self.row_bytes)
+    def header(self) -> Bytes:
+        return np.frombuffer(_TENSOR.pack(self.type, self.row_bytes), np.uint8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,8 @@ class BlobLayout:
     magic: int
     num_streams: int
     num_layers: int
+    # llama.cpp rotates K and V before it quantizes them; 0: it does not.
+    rotations: tuple[int, int]
     runs: tuple[TensorRun, ...]
 
     @classmethod
@@ -63,7 +65,7 @@ class BlobLayout:
         magic, _, num_streams = _PREAMBLE.unpack_from(blob.data)
         cells_at, num_tokens = _find_cells(blob, num_streams)
         offset = cells_at + num_tokens * _CELL.itemsize
-        transposed, num_layers, _, _ = _TENSORS.unpack_from(blob.data, offset)
+        transposed, num_layers, *rotations = _TENSORS.unpack_from(blob.data, offset)
         if transposed:
             raise ValueError("V is transposed; flash attention must be on")
         offset += _TENSORS.size
@@ -74,7 +76,13 @@ class BlobLayout:
         runs = tuple(
             TensorRun(len(list(group)), *tensor) for tensor, group in itertools.groupby(tensors)
         )
-        layout = cls(magic=magic, num_streams=num_streams, num_layers=num_layers, runs=runs)
+        layout = cls(
+            magic=magic,
+            num_streams=num_streams,
+            num_layers=num_layers,
+            rotations=(rotations[0], rotations[1]),
+            runs=runs,
+        )
         layout._check(blob, num_tokens)
         return layout
 
@@ -92,32 +100,24 @@ class BlobLayout:
             + headers
         )
 
-    def cut(
-        self, blob: Bytes, first_token: int, block_tokens: int, blocks: Sequence[Bytes]
-    ) -> None:
+    def cut(self, blob: Bytes, first_token: int, blocks: Sequence[Bytes]) -> None:
         """Copy the blocks from `first_token` on out of a blob, into `blocks`."""
         _, num_tokens = _find_cells(blob, self.num_streams)
         self._check(blob, num_tokens)
-        for run, tensors, start in self._tensors(blob, num_tokens):
-            rows = tensors[:, _TENSOR.size + first_token * run.row_bytes :]
-            width = block_tokens * run.row_bytes
-            for index, block in enumerate(blocks):
-                part = _part(block, run, start * block_tokens, width)
-                part[...] = rows[:, index * width : (index + 1) * width]
+        for block in blocks:
+            for part, rows in self._pieces(blob, num_tokens, first_token, block):
+                part[...] = rows
+            first_token += block.size // self.token_bytes
 
-    def merge(self, blocks: Sequence[Bytes], block_tokens: int) -> Bytes:
-        """The blob of blocks that follow each other from position 0."""
-        num_tokens = len(blocks) * block_tokens
-        blob = np.empty(self.blob_bytes(num_tokens), np.uint8)
+    def merge(self, blocks: Sequence[Bytes], blob: Bytes) -> None:
+        """Fill `blob`, of blob_bytes, with blocks that follow each other from position 0."""
+        num_tokens = sum(block.size for block in blocks) // self.token_bytes
         self._write_headers(blob, num_tokens)
-        for run, tensors, start in self._tensors(blob, num_tokens):
-            tensors[:, : _TENSOR.size] = np.frombuffer(run.header, np.uint8)
-            rows = tensors[:, _TENSOR.size :]
-            width = block_tokens * run.row_bytes
-            for index, block in enumerate(blocks):
-                part = _part(block, run, start * block_tokens, width)
-                rows[:, index * width : (index + 1) * width] = part
-        return blob
+        first_token = 0
+        for block in blocks:
+            for part, rows in self._pieces(blob, num_tokens, first_token, block):
+                rows[...] = part
+            first_token += block.size // self.token_bytes
 
     def _write_headers(self, blob: Bytes, num_tokens: int) -> None:
         # Whose sequence and which stream it was does not matter to an import:
@@ -126,9 +126,12 @@ class BlobLayout:
         cells = np.zeros(num_tokens, _CELL)
         cells["position"] = np.arange(num_tokens)
         cells["num_sequences"] = 1
-        before_rows = head + cells.tobytes() + _TENSORS.pack(0, self.num_layers, 0, 0)
+        before_rows = head + cells.tobytes() + _TENSORS.pack(0, self.num_layers, *self.rotations)
         blob[: len(before_rows)] = np.frombuffer(before_rows, np.uint8)
+        # The other streams have no cells.
         blob[blob.size - (self.num_streams - 1) * _COUNT.size :] = 0
+        for run, tensors in self._tensors(blob, num_tokens):
+            tensors[:, : _TENSOR.size] = run.header
 
     def _check(self, blob: Bytes, num_tokens: int) -> None:
         """Raises ValueError unless `blob` is positions 0..num_tokens-1 in this layout."""
@@ -136,25 +139,39 @@ class BlobLayout:
             raise ValueError(
                 f"{num_tokens} tokens make {self.blob_bytes(num_tokens)} bytes; got {blob.size}"
             )
-        cells_at, _ = _find_cells(blob, self.num_streams)
-        cells = blob[cells_at : cells_at + num_tokens * _CELL.itemsize].view(_CELL)
+        start, _ = _find_cells(blob, self.num_streams)
+        cells = blob[start : start + num_tokens * _CELL.itemsize].view(_CELL)
         if not np.array_equal(cells["position"], np.arange(num_tokens)):
             raise ValueError("cells are not in the order of their positions")
-        for run, tensors, _ in self._tensors(blob, num_tokens):
-            if (tensors[:, : _TENSOR.size] != np.frombuffer(run.header, np.uint8)).any():
+        for run, tensors in self._tensors(blob, num_tokens):
+            if (tensors[:, : _TENSOR.size] != run.header).any():
                 raise ValueError("tensors have other types or shapes")
 
-    def _tensors(self, blob: Bytes, num_tokens: int) -> Iterator[tuple[TensorRun, Bytes, int]]:
-        """Per run: its part of the blob, one row a tensor, and the bytes a token has before it."""
-        cells_at, _ = _find_cells(blob, self.num_streams)
-        offset = cells_at + num_tokens * _CELL.itemsize + _TENSORS.size
+    def _pieces(
+        self, blob: Bytes, num_tokens: int, first_token: int, block: Bytes
+    ) -> Iterator[tuple[Bytes, Bytes]]:
+        """Per run: its part of a block, and the same rows in the blob of `num_tokens`."""
+        block_tokens = block.size // self.token_bytes
         start = 0
+        for run, tensors in self._tensors(blob, num_tokens):
+            width = block_tokens * run.row_bytes
+            end = start + run.num_tensors * width
+            rows_at = _TENSOR.size + first_token * run.row_bytes
+            yield (
+                block[start:end].reshape(run.num_tensors, width),
+                tensors[:, rows_at : rows_at + width],
+            )
+            start = end
+
+    def _tensors(self, blob: Bytes, num_tokens: int) -> Iterator[tuple[TensorRun, Bytes]]:
+        """Per run: its part of the blob, shape (num_tensors, header and rows)."""
+        cells_at, _ = _find_cells(blob, self.num_streams)
+        start = cells_at + num_tokens * _CELL.itemsize + _TENSORS.size
         for run in self.runs:
             width = _TENSOR.size + num_tokens * run.row_bytes
-            end = offset + run.num_tensors * width
-            yield run, blob[offset:end].reshape(run.num_tensors, width), start
-            offset = end
-            start += run.num_tensors * run.row_bytes
+            end = start + run.num_tensors * width
+            yield run, blob[start:end].reshape(run.num_tensors, width)
+            start = end
 
 
 def _find_cells(blob: Bytes, num_streams: int) -> tuple[int, int]:
@@ -166,7 +183,3 @@ def _find_cells(blob: Bytes, num_streams: int) -> tuple[int, int]:
         if num_cells:
             return offset, num_cells
     raise ValueError("the sequence is empty")
-
-
-def _part(block: Bytes, run: TensorRun, start: int, width: int) -> Bytes:
-    return block[start : start + run.num_tensors * width].reshape(run.num_tensors, width)
