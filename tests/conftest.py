@@ -1,7 +1,54 @@
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import NamedTuple, TypeAlias
+
+import pytest
 from hypothesis import settings
+
+from firsttoken.client import MeshClient
+from router.node import RouterNode
+from services.control.node import ControlNode
+from services.core.config import MeshConfig
+from services.tokenizer.node import TokenizerNode
+from worker.node import WorkerNode
 
 # A shared machine is slow at random: deadlines per example would fail at random too.
 settings.register_profile("firsttoken", deadline=None, max_examples=60)
 settings.load_profile("firsttoken")
+
+
+class Mesh(NamedTuple):
+    """A whole mesh: the services in this process, each engine core in its own."""
+
+    control: ControlNode
+    tokenizer: TokenizerNode
+    workers: tuple[WorkerNode, ...]
+    router: RouterNode
+    client: MeshClient
+
+
+MeshFactory: TypeAlias = Callable[..., AbstractAsyncContextManager[Mesh]]
+
+
+@asynccontextmanager
+async def run_mesh(config: MeshConfig, *, num_workers: int = 1) -> AsyncIterator[Mesh]:
+    async with AsyncExitStack() as stack:
+        control = await stack.enter_async_context(ControlNode(config=config))
+        tokenizer = await stack.enter_async_context(TokenizerNode(control=control.address))
+        workers = [
+            await stack.enter_async_context(
+                WorkerNode(control=control.address, cores_shared_by=num_workers)
+            )
+            for _ in range(num_workers)
+        ]
+        router = await stack.enter_async_context(RouterNode(control=control.address))
+        client = await stack.enter_async_context(MeshClient(router.address))
+        yield Mesh(control, tokenizer, tuple(workers), router, client)
+
+
+@pytest.fixture(scope="session")
+def mesh_of() -> MeshFactory:
+    """`async with mesh_of(config, num_workers=2) as mesh`."""
+    return run_mesh

@@ -15,9 +15,9 @@ from collections import deque
 
 from services.core import config as mesh_config
 from services.core.config import DelaySettings, MeshConfig
-from services.core.errors import MeshError
 from services.core.keys import extend_keys, storage_key
 from services.core.tokens import pack
+from services.runtime.startup import StartupError
 from worker.engines import open_engine
 from worker.engines.contract import Engine, EngineFailure
 from worker.link import CoreLink, LinkClosed
@@ -252,7 +252,7 @@ def main(arguments: list[str] | None = None) -> int:
     config = mesh_config.from_json(options.config)
     try:
         engine = open_engine(config, cores_shared_by=options.cores_shared_by)
-    except (MeshError, EngineFailure, OSError, MemoryError) as error:
+    except StartupError as error:
         link.send(Failed(str(error)))
         return 3
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
 import socket
 import sys
 import time
@@ -235,8 +234,6 @@ class EngineFront:
             *("--cores-shared-by", str(self._cores_shared_by)),
             pass_fds=[theirs.fileno()],
             stdin=asyncio.subprocess.DEVNULL,
-            # Busy-waiting OpenMP threads of one worker would starve those of another.
-            env={**os.environ, "OMP_WAIT_POLICY": "passive"},
         )
 
     def _come_up(self, link: FrontLink, info: EngineInfo) -> None:

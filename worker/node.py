@@ -18,6 +18,7 @@ from services.runtime.server import MeshServer
 from services.runtime.telemetry import Tracing
 from worker.engines.contract import EngineInfo
 from worker.front import EngineFront
+from worker.messages import CoreLoad
 from worker.service import WorkerServicer
 
 DRAIN_GRACE_S = 5.0
@@ -86,6 +87,10 @@ class WorkerNode:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+    @property
+    def load(self) -> CoreLoad:
+        return self._front.hub.load
 
     async def close(self) -> None:
         # 1. Take nothing new; the routers hear it from control.
