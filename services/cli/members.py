@@ -1,0 +1,27 @@
+"""What the control service says about the members of a mesh."""
+
+from __future__ import annotations
+
+from firsttoken.control.v1 import control_pb2
+
+READY = control_pb2.MEMBER_STATE_READY
+
+
+def role_name(member: control_pb2.Member) -> str:
+    return control_pb2.MemberRole.Name(member.role).removeprefix("MEMBER_ROLE_").lower()
+
+
+def state_name(member: control_pb2.Member) -> str:
+    return control_pb2.MemberState.Name(member.state).removeprefix("MEMBER_STATE_").lower()
+
+
+def describe(member: control_pb2.Member) -> str:
+    """One readable line: what it is doing, or what it is ready for."""
+    if member.state != READY:
+        return member.detail or state_name(member)
+    parts = [f"ready on {member.address}"]
+    if member.model:
+        parts.append(member.model)
+    if member.worker.engine:
+        parts.append(f"{member.worker.engine} engine, {member.worker.num_slots} slots")
+    return ", ".join(parts)

@@ -1,0 +1,49 @@
+"""Settings on a command line: KEY=VALUE into what the configuration takes."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from services.core.config import MeshConfig, flatten
+from services.core.errors import InvalidArgument
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """Dotted key to value. Raises InvalidArgument for what is no KEY=VALUE of a setting."""
+    known = flatten(MeshConfig())
+    values: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise InvalidArgument.of(assignment, "must be KEY=VALUE")
+        if key not in known:
+            raise unknown_key(key, known)
+        values[key] = parse_value(text, known[key])
+    return values
+
+
+def parse_value(text: str, example: Any) -> Any:
+    """`text` as the type of `example`; as it is when it cannot be, for the bounds to refuse it."""
+    if isinstance(example, str):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def unknown_key(key: str, known: Iterable[str]) -> InvalidArgument:
+    nearest = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {nearest[0]}?" if nearest else "`firsttoken config docs` lists them"
+    return InvalidArgument.of(key, f"is no setting; {hint}")
+
+
+def to_toml(flat: Mapping[str, Any]) -> str:
+    """Dotted keys, one a line. A JSON scalar is a TOML scalar, with one exception: DEL."""
+    return "".join(
+        f"{key} = {json.dumps(value, ensure_ascii=False)}\n".replace("\x7f", "\\u007f")
+        for key, value in flat.items()
+    )
