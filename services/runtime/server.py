@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import socket
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -62,7 +64,7 @@ class MeshServer:
 
     async def __aenter__(self) -> MeshServer:
         await self.set_serving(False)
-        self.address = self._bind()
+        self.address = await self._bind()
         await self.server.start()
         return self
 
@@ -74,18 +76,16 @@ class MeshServer:
     ) -> None:
         await self.stop()
 
-    def _bind(self) -> str:
-        host, separator, _ = self._listen.rpartition(":")
-        if not separator:
+    async def _bind(self) -> str:
+        host, separator, port = self._listen.rpartition(":")
+        if not separator or not port.isdecimal():
             raise StartupError(f"cannot listen on {self._listen!r}: must be host:port")
+        await _check_free(self._listen, host, int(port))
         try:
-            port = self.server.add_insecure_port(self._listen)
+            bound_port = self.server.add_insecure_port(self._listen)
         except RuntimeError as error:
-            raise StartupError(
-                f"cannot listen on {self._listen}: the port is in use or the address is not"
-                " this machine's; choose another with --listen"
-            ) from error
-        return f"{host}:{port}"
+            raise StartupError(f"cannot listen on {self._listen}: {error}") from error
+        return f"{host}:{bound_port}"
 
     async def set_serving(self, serving: bool) -> None:
         """What health answers, for the whole server and for each service."""
@@ -105,3 +105,27 @@ class MeshServer:
         if not done:
             stopping.cancel()
             logger.warning("the server did not stop within %.1f s; left behind", grace_s)
+
+
+async def _check_free(listen: str, host: str, port: int) -> None:
+    """Bind once ourselves: grpc would say neither why it cannot, nor keep its own log still."""
+    loop = asyncio.get_running_loop()
+    reason = "it has no address"
+    try:
+        found = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise StartupError(f"cannot listen on {listen}: {error.strerror}") from error
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise StartupError(
+                    f"cannot listen on {listen}: the port is in use; choose another"
+                ) from error
+            reason = error.strerror or str(error)
+        else:
+            return  # one of its addresses is enough
+    raise StartupError(f"cannot listen on {listen}: {reason}")
