@@ -156,7 +156,9 @@ class Fleet:
         return Slot(worker, self._release)
 
     def suspect(self, worker: Worker, now_s: float) -> None:
-        """A call to it failed."""
+        """A call to it failed. Several that fail together count once."""
+        if worker.num_failures and worker.avoided_until_s > now_s:
+            return
         pause_s = min(FIRST_SUSPICION_S * 2.0**worker.num_failures, LONGEST_SUSPICION_S)
         worker.num_failures += 1
         worker.avoided_until_s = now_s + pause_s

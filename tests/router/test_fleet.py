@@ -84,9 +84,17 @@ def test_a_suspected_worker_is_avoided_for_a_time_that_doubles() -> None:
     assert names(fleet, FIRST_SUSPICION_S) == "ab"
     fleet.suspect(a, 10.0)
     assert fleet.next_return_s(10.0) == 10.0 + 2 * FIRST_SUSPICION_S
-    for _ in range(20):
-        fleet.suspect(a, 20.0)
-    assert fleet.next_return_s(20.0) == 20.0 + LONGEST_SUSPICION_S
+    for number in range(20):
+        fleet.suspect(a, 100.0 * number)
+    assert fleet.next_return_s(1900.0) == 1900.0 + LONGEST_SUSPICION_S
+
+
+def test_calls_that_fail_together_count_as_one_failure() -> None:
+    fleet = make_fleet("a")
+    for _ in range(8):
+        fleet.suspect(fleet.workers[0], 0.0)
+
+    assert fleet.next_return_s(0.0) == FIRST_SUSPICION_S
 
 
 def test_a_worker_that_failed_gets_one_request_until_it_answers() -> None:

@@ -1,0 +1,1 @@
+"""What other services install: the contract's generated code, and `firsttoken.client`."""

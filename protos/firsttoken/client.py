@@ -1,0 +1,297 @@
+"""A client of the mesh. Needs grpcio and protobuf, nothing else.
+
+async with MeshClient("127.0.0.1:7100") as client:
+    async with client.generate("Once upon a time", max_tokens=32) as stream:
+        async for piece in stream:
+            print(piece.text, end="")
+    print(stream.answer.ledger)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NamedTuple, TypeAlias, Unpack
+
+import grpc
+
+from firsttoken._errors import MeshError, Violation, to_mesh_error
+from firsttoken._requests import Options, Prompt, build_request
+from firsttoken.common.v1 import common_pb2
+from firsttoken.router.v1 import inference_pb2, inference_pb2_grpc
+
+__all__ = [
+    "Answer",
+    "GenerationStream",
+    "MeshClient",
+    "MeshError",
+    "Options",
+    "Piece",
+    "PositionLogprobs",
+    "Prompt",
+    "TokenLogprob",
+    "Usage",
+    "Violation",
+]
+
+MAX_MESSAGE_BYTES = 16 << 20
+BYTES_PER_TOKEN = 4
+
+# Names of the segments of TTFT, in the order a request meets them.
+SEGMENTS = tuple(
+    field.name.removesuffix("_ms")
+    for field in common_pb2.Ledger.DESCRIPTOR.fields
+    if field.name != "total_ms"
+)
+
+Call: TypeAlias = (
+    "grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]"
+)
+
+
+class TokenLogprob(NamedTuple):
+    token_id: int
+    logprob: float
+
+
+class PositionLogprobs(NamedTuple):
+    """Of one generated token: its own, and the likeliest alternatives, likeliest first."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+
+
+class Usage(NamedTuple):
+    prompt_tokens: int
+    completion_tokens: int
+    # Prompt tokens whose KV was reused.
+    cached_tokens: int
+    # Prompt tokens that the engine evaluated, by its own count.
+    evaluated_prompt_tokens: int
+
+
+class Piece(NamedTuple):
+    """What became ready at once. Text may lag behind ids."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    # One per id, when asked for.
+    logprobs: tuple[PositionLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A complete answer.
+
+    `ledger` says where the time to first token went: segment to milliseconds.
+    With `residual_ms`, which no segment owns, it adds up to `ttft_ms`, as this client
+    measured it from the call to the first token.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[PositionLogprobs, ...]
+    # "stop" or "length".
+    finish_reason: str
+    # What ended it, when it was one of these.
+    stop_string: str | None
+    stop_token_id: int | None
+    usage: Usage
+    ttft_ms: float
+    ledger: dict[str, float]
+    residual_ms: float
+    trace_id: str
+    generation: int
+    worker_id: str
+    engine: str
+    attempts: int
+
+
+class MeshClient:
+    """An async context manager around one channel to a router.
+
+    `tenant`: whose cached prefixes the requests may share.
+    """
+
+    def __init__(self, address: str, *, tenant: str = "") -> None:
+        self._address = address
+        self._tenant = tenant
+        self._channel: grpc.aio.Channel | None = None
+
+    async def __aenter__(self) -> MeshClient:
+        self._channel = grpc.aio.insecure_channel(
+            self._address,
+            options=[
+                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.keepalive_time_ms", 30_000),
+            ],
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends what is still running with CANCELLED."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> GenerationStream:
+        """Start a request: its time to first token counts from here.
+
+        Raises TypeError or ValueError at once for what no mesh could understand; what
+        the mesh refuses, the stream raises as MeshError.
+        """
+        if self._channel is None:
+            raise RuntimeError("enter the MeshClient first")
+        request = build_request(prompt, options)
+        deadline_s = options.get("deadline_s")
+        if deadline_s is not None and deadline_s <= 0:
+            raise ValueError(f"deadline_s must be positive; got {deadline_s}")
+        started_s = time.monotonic()
+        stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        call = stub.Generate(request, timeout=deadline_s, metadata=self._metadata(options))
+        return GenerationStream(call, started_s)
+
+    async def complete(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
+        """As `generate`, for the whole answer at once."""
+        async with self.generate(prompt, **options) as stream:
+            async for _ in stream:
+                pass
+        return stream.answer
+
+    def _metadata(self, options: Options) -> tuple[tuple[str, str], ...]:
+        pairs = (
+            ("firsttoken-tenant", self._tenant),
+            ("traceparent", options.get("traceparent")),
+            ("tracestate", options.get("tracestate")),
+        )
+        return tuple((key, value) for key, value in pairs if value)
+
+
+class GenerationStream:
+    """The pieces of one answer, as they become ready; then `answer`.
+
+    Leaving it as a context, cancelling the task that iterates, or `cancel` stops the
+    request wherever it is. Iterating raises MeshError.
+    """
+
+    def __init__(self, call: Call, started_s: float) -> None:
+        self._call = call
+        self._started_s = started_s
+        self._first_token_s: float | None = None
+        self._pieces: list[Piece] = []
+        self._answer: Answer | None = None
+
+    @property
+    def answer(self) -> Answer:
+        """The whole, once the stream has ended."""
+        if self._answer is None:
+            raise RuntimeError("the answer is not complete: iterate to the end first")
+        return self._answer
+
+    def cancel(self) -> None:
+        """May be called twice, and after the end."""
+        self._call.cancel()
+
+    async def __aenter__(self) -> GenerationStream:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.cancel()
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self
+
+    async def __anext__(self) -> Piece:
+        if self._answer is not None:
+            raise StopAsyncIteration
+        response = await self._read()
+        if response is None:
+            raise MeshError(grpc.StatusCode.UNKNOWN, "the stream ended before the answer")
+        if response.HasField("finished") or response.chunk.token_ids:
+            self._first_token_s = self._first_token_s or time.monotonic()
+        if response.HasField("finished"):
+            self._answer = self._finish(response.finished)
+            await self._read()  # the status: the call ends here, not when it is collected
+            raise StopAsyncIteration
+        piece = _to_piece(response.chunk)
+        self._pieces.append(piece)
+        return piece
+
+    async def _read(self) -> inference_pb2.GenerateResponse | None:
+        try:
+            response = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise to_mesh_error(error) from None
+        except asyncio.CancelledError:
+            # grpc.aio raises this for a cancelled call too, whoever cancelled it. Only
+            # where this task is being cancelled is it meant for the task.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                self.cancel()
+                raise
+            raise MeshError(grpc.StatusCode.CANCELLED, "the call was cancelled") from None
+        return response if isinstance(response, inference_pb2.GenerateResponse) else None
+
+    def _finish(self, finished: common_pb2.Finished) -> Answer:
+        assert self._first_token_s is not None
+        ttft_ms = (self._first_token_s - self._started_s) * 1000
+        ledger = {name: getattr(finished.ledger, f"{name}_ms") for name in SEGMENTS}
+        ledger["transfer"] += ttft_ms - finished.ledger.total_ms
+        usage = finished.usage
+        return Answer(
+            text="".join(piece.text for piece in self._pieces),
+            token_ids=tuple(token_id for piece in self._pieces for token_id in piece.token_ids),
+            logprobs=tuple(each for piece in self._pieces for each in piece.logprobs),
+            finish_reason=_finish_reason(finished.finish_reason),
+            stop_string=finished.stop_string if finished.HasField("stop_string") else None,
+            stop_token_id=finished.stop_token_id if finished.HasField("stop_token_id") else None,
+            usage=Usage(
+                usage.prompt_tokens,
+                usage.completion_tokens,
+                usage.cached_tokens,
+                usage.evaluated_prompt_tokens,
+            ),
+            ttft_ms=ttft_ms,
+            ledger=ledger,
+            residual_ms=ttft_ms - sum(ledger.values()),
+            trace_id=finished.trace_id,
+            generation=finished.generation,
+            worker_id=finished.worker_id,
+            engine=finished.engine,
+            attempts=finished.attempts,
+        )
+
+
+def _finish_reason(value: common_pb2.FinishReason.ValueType) -> str:
+    return common_pb2.FinishReason.Name(value).removeprefix("FINISH_REASON_").lower()
+
+
+def _to_piece(chunk: common_pb2.Chunk) -> Piece:
+    count = len(chunk.token_ids) // BYTES_PER_TOKEN
+    logprobs = tuple(
+        PositionLogprobs(_to_logprob(each.chosen), tuple(_to_logprob(top) for top in each.top))
+        for each in chunk.logprobs
+    )
+    return Piece(chunk.text, struct.unpack(f"<{count}I", chunk.token_ids), logprobs)
+
+
+def _to_logprob(message: common_pb2.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(message.token_id, message.logprob)

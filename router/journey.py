@@ -1,0 +1,218 @@
+"""The life of one request in the router, step by step, each timed into its ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+
+from firsttoken.router.v1 import inference_pb2
+from firsttoken.tokenizer.v1 import tokenizer_pb2
+from firsttoken.worker.v1 import worker_pb2
+from router.checks import Checked, check_length, check_request, text_head
+from router.dispatch import Grant, Place
+from router.mesh import Mesh
+from router.peers import Hop, PeerLost
+from router.strategies import Prompt
+from router.workers import WorkerCall, count_tokens, is_finished, next_message, open_call
+from services.core.errors import MeshError, Unavailable
+from services.core.ledger import Ledger, Segment
+from services.core.tokens import BYTES_PER_TOKEN
+from services.runtime.delays import inject
+from services.runtime.interceptor import Context
+from services.runtime.protocol import ledger_to_proto, spend_callee
+from services.runtime.telemetry import TraceContext
+
+
+class NotTaken(Exception):
+    """A worker did not begin to answer, so another may. `error` is for the client if none does."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Journey:
+    """Keeps the configuration that it began with, except for the choice of the worker."""
+
+    def __init__(
+        self, mesh: Mesh, request: inference_pb2.GenerateRequest, context: Context
+    ) -> None:
+        self._ledger = Ledger(time.monotonic())
+        self._mesh = mesh
+        self._request = request
+        self._context = context
+        self._config = mesh.snapshot.config
+        self._delay_ms = self._config.debug.delay_ms
+        self._caller = TraceContext.from_metadata(context.invocation_metadata())
+        sampled = mesh.tracing.decide(self._caller, self._config.telemetry.sample_ratio)
+        self._trace = self._caller.child(sampled=sampled)
+        self._num_attempts = 0
+        self._worker_id = ""
+
+    async def run(self) -> None:
+        error = ""
+        try:
+            await self._answer()
+        except MeshError as failure:
+            error = failure.message
+            raise
+        except grpc.aio.AioRpcError as failure:
+            error = failure.details() or failure.code().name
+            raise
+        except asyncio.CancelledError:
+            error = "the client is gone, or its deadline has passed"
+            raise
+        finally:
+            self._record(error)
+
+    async def _answer(self) -> None:
+        checked = check_request(
+            self._request, self._context.invocation_metadata(), self._mesh.bounds()
+        )
+        with self._mesh.dispatcher.enter(checked.request_class) as place:
+            prompt = await self._preprocess(checked)
+            await inject(self._delay_ms.router_unowned)
+            await self._generate(place, prompt)
+
+    async def _preprocess(self, checked: Checked) -> Prompt:
+        request = tokenizer_pb2.EncodeRequest(
+            model=self._request.model, tenant=checked.tenant, cache_salt=self._request.cache_salt
+        )
+        match checked.field:
+            case "text":
+                request.text = self._request.text
+            case "chat":
+                request.chat.CopyFrom(self._request.chat)
+            case _:
+                request.token_ids = self._request.token_ids
+        encoded = await self._mesh.tokenizers.encode(
+            request,
+            self._hop(self._delay_ms.router_to_tokenizer),
+            self._ledger,
+            wait_s=self._config.router.worker_wait_s,
+        )
+        num_tokens = len(encoded.token_ids) // BYTES_PER_TOKEN
+        check_length(checked.field, num_tokens, self._mesh.bounds().max_context_tokens)
+        head = text_head(self._request, self._config.router.prefix_length_bytes)
+        return Prompt(encoded.token_ids, encoded.prefix_keys, encoded.block_tokens, head)
+
+    async def _generate(self, place: Place, prompt: Prompt) -> None:
+        """On one worker after another, until one begins to answer."""
+        request = worker_pb2.GenerateRequest(
+            model=self._request.model,
+            token_ids=prompt.token_ids,
+            prefix_keys=prompt.prefix_keys,
+            sampling=self._request.sampling,
+            request_class=self._request.request_class,
+        )
+        waiting_s = time.monotonic()
+        await inject(self._delay_ms.router_queue)
+        while True:
+            grant = await self._mesh.dispatcher.wait_for_worker(place, prompt)
+            with grant.slot:
+                self._ledger.record(Segment.QUEUE, waiting_s, grant.granted_s)
+                await inject(self._delay_ms.router_route)
+                called_s = time.monotonic()
+                self._ledger.record(Segment.ROUTE, grant.granted_s, called_s)
+                try:
+                    await self._call_worker(grant, request, called_s)
+                    return
+                except NotTaken as refusal:
+                    waiting_s = time.monotonic()
+                    self._ledger.record(Segment.ROUTE, called_s, waiting_s)
+                    if self._num_attempts >= self._config.router.max_attempts:
+                        raise refusal.error from refusal
+
+    async def _call_worker(
+        self, grant: Grant, request: worker_pb2.GenerateRequest, called_s: float
+    ) -> None:
+        worker = grant.slot.worker.announced
+        self._num_attempts += 1
+        self._worker_id = worker.id
+        hop = self._hop(self._delay_ms.router_to_worker)
+        await inject(hop.delay_ms)
+        call = open_call(self._mesh.channels.get(worker.address), request, hop)
+        try:
+            message = await self._first_message(call, grant)
+            seen_s = time.monotonic() - called_s
+            self._mesh.dispatcher.answered(grant.slot.worker)
+            await self._forward(call, message, grant, seen_s)
+        finally:
+            call.cancel()
+
+    async def _first_message(self, call: WorkerCall, grant: Grant) -> bytes:
+        worker = grant.slot.worker
+        try:
+            message = await next_message(call)
+        except PeerLost as lost:
+            self._mesh.dispatcher.failed(worker)
+            error = Unavailable(
+                f"no worker answered in {self._num_attempts} attempts;"
+                f" the last, {worker.announced.id}: {lost}",
+                reason="WORKER_UNAVAILABLE",
+            )
+            raise NotTaken(error) from lost
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise
+            self._mesh.dispatcher.refused(worker)
+            raise NotTaken(error) from error
+        if message is None:
+            raise MeshError("the worker ended its stream without a message")
+        return message
+
+    async def _forward(self, call: WorkerCall, message: bytes, grant: Grant, seen_s: float) -> None:
+        """Everything as it comes; the last message with this router's part added."""
+        num_tokens = 0
+        self._ledger.mark_first_token(time.monotonic())
+        while not is_finished(message):
+            await self._context.write(message)
+            num_tokens += count_tokens(message)
+            message = await self._following_message(call, grant, num_tokens)
+        await self._context.write(self._finish(message, grant, seen_s))
+
+    async def _following_message(self, call: WorkerCall, grant: Grant, num_tokens: int) -> bytes:
+        try:
+            message = await next_message(call)
+        except PeerLost as lost:
+            self._mesh.dispatcher.failed(grant.slot.worker)
+            raise Unavailable(
+                f"the worker died after {num_tokens} tokens", reason="WORKER_DIED"
+            ) from lost
+        if message is None:
+            raise MeshError("the worker ended its stream without `finished`")
+        return message
+
+    def _finish(self, message: bytes, grant: Grant, seen_s: float) -> bytes:
+        response = inference_pb2.GenerateResponse.FromString(message)
+        finished = response.finished
+        spend_callee(self._ledger, finished.ledger, seen_s=seen_s)
+        finished.ledger.CopyFrom(ledger_to_proto(self._ledger))
+        finished.trace_id = self._trace.trace_id
+        finished.generation = grant.generation
+        finished.worker_id = grant.slot.worker.announced.id
+        finished.attempts = self._num_attempts
+        return response.SerializeToString()
+
+    def _hop(self, delay_ms: float) -> Hop:
+        return Hop(self._context.time_remaining, self._trace.metadata(), delay_ms)
+
+    def _record(self, error: str) -> None:
+        tracing = self._mesh.tracing
+        if not tracing.enabled:
+            return
+        tracing.record_request(
+            "router.generate",
+            self._trace,
+            self._caller.span_id,
+            self._ledger,
+            {
+                "gen_ai.request.model": self._mesh.roster.model,
+                "firsttoken.generation": self._mesh.snapshot.generation,
+                "firsttoken.worker_id": self._worker_id,
+                "firsttoken.attempts": self._num_attempts,
+            },
+            error=error,
+        )

@@ -1,0 +1,63 @@
+"""All that a router has of the mesh, at the service of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from firsttoken.control.v1 import control_pb2
+from router.checks import Bounds
+from router.dispatch import Dispatcher
+from router.roster import Roster, read_members
+from router.tokenizers import Tokenizers
+from services.core.config import Snapshot
+from services.runtime.channels import Channels
+from services.runtime.telemetry import Tracing
+
+
+class Mesh:
+    """Configuration and membership, each swapped whole when control pushes another."""
+
+    def __init__(self, snapshot: Snapshot, channels: Channels, tracing: Tracing) -> None:
+        self.snapshot = snapshot
+        self.channels = channels
+        self.tracing = tracing
+        self.dispatcher = Dispatcher(snapshot)
+        self.tokenizers = Tokenizers(channels)
+        self.roster = Roster("", (), ())
+        # Ids and addresses of those to whom a channel may be open.
+        self._peers: set[tuple[str, str]] = set()
+
+    def configure(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.dispatcher.configure(snapshot)
+
+    def update_members(self, members: Iterable[control_pb2.Member]) -> None:
+        self.roster = read_members(members)
+        self.tokenizers.update(self.roster.tokenizers)
+        self.dispatcher.update_workers(self.roster.workers)
+        self._drop_channels()
+
+    def bounds(self) -> Bounds:
+        config = self.snapshot.config
+        return Bounds(
+            model=self.roster.model,
+            max_context_tokens=(
+                self.dispatcher.max_context_tokens or config.worker.max_context_tokens
+            ),
+            max_text_bytes=config.tokenizer.max_text_bytes,
+        )
+
+    def close(self) -> None:
+        self.dispatcher.close()
+
+    def _drop_channels(self) -> None:
+        """Close those whose peer has left, so that a successor at its address starts afresh."""
+        # A worker that has left and still answers requests is among the dispatcher's.
+        workers = (worker.announced for worker in self.dispatcher.workers)
+        peers = {(worker.id, worker.address) for worker in workers}
+        peers |= {(tokenizer.id, tokenizer.address) for tokenizer in self.roster.tokenizers}
+        kept = {address for _, address in self._peers & peers}
+        for _, address in self._peers - peers:
+            if address not in kept:
+                self.channels.drop(address)
+        self._peers = peers
