@@ -41,28 +41,30 @@ class TokenizerNode:
 
     async def __aenter__(self) -> TokenizerNode:
         async with AsyncExitStack() as stack:
-            service = TokenizerService()
-            server = MeshServer(self._listen, service_names=[SERVICE_NAME])
-            tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(service, server.server)
-            await stack.enter_async_context(server)
-            control = await stack.enter_async_context(
-                ControlClient(self._control, self._member(server.address))
-            )
+            control = await stack.enter_async_context(ControlClient(self._control, self._member()))
             config = control.snapshot.config
             tracing = await stack.enter_async_context(
                 Tracing(config.telemetry.otlp_endpoint, service="tokenizer", member_id=self.id)
             )
+            encoder = await asyncio.to_thread(load_encoder, config.mesh)
             threads = ThreadPoolExecutor(config.tokenizer.threads, thread_name_prefix="encode")
             # Waiting for threads would block the loop.
             stack.push_async_callback(asyncio.to_thread, threads.shutdown, cancel_futures=True)
-            encoder = await asyncio.to_thread(load_encoder, config.mesh)
-            service.start(Backend(encoder, threads, control, tracing))
+            server = MeshServer(self._listen, service_names=[SERVICE_NAME])
+            tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(
+                TokenizerService(Backend(encoder, threads, control, tracing)), server.server
+            )
+            await stack.enter_async_context(server)
             await server.set_serving(True)
-            control.update(state=control_pb2.MEMBER_STATE_READY, detail="", model=encoder.model)
-            # Leaving runs in reverse: say so, end the calls, then what they need.
-            stack.push_async_callback(server.stop)
-            stack.callback(control.update, state=control_pb2.MEMBER_STATE_DRAINING)
             self.address = server.address
+            control.update(
+                address=self.address,
+                model=encoder.model,
+                state=control_pb2.MEMBER_STATE_READY,
+                detail="",
+            )
+            # Leaving runs in reverse: say so, end the calls, then what they need.
+            stack.callback(control.update, state=control_pb2.MEMBER_STATE_DRAINING)
             self._stack = stack.pop_all()
         return self
 
@@ -77,11 +79,10 @@ class TokenizerNode:
     async def close(self) -> None:
         await self._stack.aclose()
 
-    def _member(self, address: str) -> control_pb2.Member:
+    def _member(self) -> control_pb2.Member:
         return control_pb2.Member(
             id=self.id,
             role=control_pb2.MEMBER_ROLE_TOKENIZER,
-            address=address,
             state=control_pb2.MEMBER_STATE_STARTING,
             detail="loading the vocabulary",
             pid=os.getpid(),

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from firsttoken.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.core.config import MeshConfig, TokenizerSettings
-from services.core.errors import InvalidArgument, MeshError, Unavailable
+from services.core.errors import InvalidArgument, MeshError
 from services.core.keys import join_keys
 from services.core.ledger import Ledger, Segment
 from services.core.tokens import BYTES_PER_TOKEN
@@ -42,19 +42,15 @@ class Backend(NamedTuple):
 
 
 class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
-    """UNAVAILABLE until `start`: a member needs an address before it is told what to load."""
-
-    def __init__(self) -> None:
-        self._started: Backend | None = None
-
-    def start(self, backend: Backend) -> None:
-        self._started = backend
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
 
     async def Encode(
         self, request: tokenizer_pb2.EncodeRequest, context: Context
     ) -> tokenizer_pb2.EncodeResponse:
         ledger = Ledger(time.monotonic())
-        backend = self._backend(request.model)
+        self._check_model(request.model)
+        backend = self._backend
         try:
             encoded = await _encode(backend, request, ledger)
         except MeshError as error:
@@ -72,9 +68,10 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def Decode(
         self, request: tokenizer_pb2.DecodeRequest, context: Context
     ) -> tokenizer_pb2.DecodeResponse:
-        backend = self._backend(request.model)
-        text = await backend.run(
-            lambda: backend.encoder.decode(
+        self._check_model(request.model)
+        encoder = self._backend.encoder
+        text = await self._backend.run(
+            lambda: encoder.decode(
                 request.token_ids, skip_special_tokens=request.skip_special_tokens
             )
         )
@@ -83,8 +80,9 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def GetInfo(
         self, request: tokenizer_pb2.GetInfoRequest, context: Context
     ) -> tokenizer_pb2.GetInfoResponse:
-        backend = self._backend(request.model)
-        encoder, vocabulary = backend.encoder, backend.encoder.vocabulary
+        self._check_model(request.model)
+        encoder = self._backend.encoder
+        vocabulary = encoder.vocabulary
         return tokenizer_pb2.GetInfoResponse(
             model=encoder.model,
             vocabulary_size=vocabulary.vocabulary_size,
@@ -92,17 +90,13 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             context_length=vocabulary.context_length,
             eos_token_ids=vocabulary.eos_token_ids,
             chat_template=vocabulary.chat_template,
-            nfc=backend.config.tokenizer.nfc,
+            nfc=self._backend.config.tokenizer.nfc,
         )
 
-    def _backend(self, model: str) -> Backend:
-        backend = self._started
-        if backend is None:
-            raise Unavailable("the tokenizer is loading its model", reason="STARTING")
-        served = backend.encoder.model
+    def _check_model(self, model: str) -> None:
+        served = self._backend.encoder.model
         if model not in ("", served):
             raise InvalidArgument.of("model", f"must be {served}, the model served; got {model}")
-        return backend
 
 
 async def _encode(

@@ -25,7 +25,6 @@ from firsttoken.tokenizer.v1.tokenizer_pb2 import (
 )
 from services.control.node import ControlNode
 from services.core.config import MeshConfig, MeshSettings, parse
-from services.core.errors import Unavailable
 from services.core.keys import root_key, split_keys
 from services.core.ledger import Ledger, Segment
 from services.core.tokens import pack
@@ -33,7 +32,7 @@ from services.runtime.channels import open_channel
 from services.runtime.membership import ControlClient
 from services.runtime.telemetry import Tracing
 from services.tokenizer.node import TokenizerNode, load_encoder
-from services.tokenizer.service import Backend, TokenizerService, _encode
+from services.tokenizer.service import Backend, _encode
 
 MODEL = "smollm2-135m-instruct"
 HELLO = ChatMessage(role="user", content="Hello")
@@ -253,13 +252,6 @@ async def test_callers_that_leave_while_they_wait_cost_no_thread() -> None:
         await backend.run(lambda: ran.append("stayed"))
 
     assert ran == ["stayed"]
-
-
-async def test_requests_before_the_model_is_loaded_are_told_to_come_back() -> None:
-    with pytest.raises(Unavailable) as caught:
-        TokenizerService()._backend("")
-
-    assert caught.value.reason == "STARTING"
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
