@@ -35,7 +35,7 @@ from worker.messages import (
     Token,
 )
 from worker.pool import BlockPool, NewBlock
-from worker.sampling import Sampled, Sampler
+from worker.sampling import Row, Sampled, sample
 from worker.scheduler import Planned, Scheduler, Sequence, StepBudget
 
 
@@ -48,7 +48,6 @@ class EngineCore:
         self._link = link
         self._pool = BlockPool(open_block_memory(engine.info.num_blocks, engine.info.block_bytes))
         self._scheduler = Scheduler(engine.info, self._pool)
-        self._sampler = Sampler()
         self._budget = StepBudget(
             max_step_s=config.worker.max_step_ms / 1e3,
             max_batch_tokens=config.worker.max_batch_tokens,
@@ -108,8 +107,9 @@ class EngineCore:
         )
         for item in planned:
             item.sequence.num_computed += len(item.work.tokens)
-        sampling = [item.sequence for item in planned if item.work.wants_logits]
-        for sequence, sampled in zip(sampling, self._sampler.sample(logits, sampling), strict=True):
+        answering = [item.sequence for item in planned if item.work.wants_logits]
+        rows = [Row(each.submit.sampling, each.submit.token_ids, each.answer) for each in answering]
+        for sequence, sampled in zip(answering, sample(logits, rows), strict=True):
             self._accept(sequence, sampled)
 
     def _count(self, planned: list[Planned], step_s: float) -> int:
