@@ -50,7 +50,7 @@ class Hub:
     def session(self, member: control_pb2.Member) -> Iterator[Session]:
         """Make it a member for as long as the context is entered."""
         session = Session(self, next(self._session_ids), member.id)
-        self.seat(session.id, member)
+        self._swap(self._state.seat(session.id, member))
         self._end_sessions(member.id)  # of the same member: it has come back before they ended
         self._sessions[session.id] = session
         event(logger, logging.INFO, "member joined", member_id=member.id, address=member.address)
@@ -63,8 +63,8 @@ class Hub:
             self._swap(self._state.unseat(session.id, member.id))
             event(logger, logging.INFO, "member left", member_id=member.id)
 
-    def seat(self, session_id: int, member: control_pb2.Member) -> None:
-        self._swap(self._state.seat(session_id, member))
+    def report(self, session_id: int, member: control_pb2.Member) -> None:
+        self._swap(self._state.report(session_id, member))
 
     async def change(self, changes: Mapping[str, str], expected_generation: int | None) -> Snapshot:
         """Apply all of `changes` or none, and tell every member. Errors: see changed_config."""

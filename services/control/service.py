@@ -51,7 +51,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
             async for request in requests:
                 if request.member.id != session.member_id:
                     raise InvalidArgument.of("member.id", "must stay the same in one stream")
-                self._hub.seat(session.id, request.member)
+                self._hub.report(session.id, request.member)
         finally:
             session.end()
 

@@ -59,13 +59,17 @@ class MeshState:
         return replace(self, elsewhere=members)
 
     def seat(self, session: int, member: control_pb2.Member) -> MeshState:
-        """Announce or update; a newer session takes the seat of an older one."""
+        """Announce `member` by a new session, which takes the seat of an older one."""
         check_member(member)
-        seated = self.seats.get(member.id)
-        if seated is not None and seated.session > session:
-            return self
         seats = {**self.seats, member.id: Seat(session, member)}
         return replace(self, seats=MappingProxyType(seats))
+
+    def report(self, session: int, member: control_pb2.Member) -> MeshState:
+        """Replace what `session` said of its member; nothing when it lost the seat."""
+        seated = self.seats.get(member.id)
+        if seated is None or seated.session != session:
+            return self
+        return self.seat(session, member)
 
     def unseat(self, session: int, member_id: str) -> MeshState:
         """The end of `session`; nothing when another session has the seat."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_type_hints
 
@@ -21,6 +21,7 @@ from services.core.errors import InvalidArgument, Violation
 
 ROUTING_STRATEGIES = ("round_robin", "random", "least_outstanding", "prefix_aware")
 ENGINES = ("llamacpp", "simulated")
+AT_START = "is read at start: change it in the configuration file and restart"
 
 
 class Rule(NamedTuple):
@@ -262,17 +263,24 @@ def change(config: MeshConfig, changes: Mapping[str, Any]) -> MeshConfig:
     Raises InvalidArgument for an unknown key, a bad value, or a setting that is
     only read at start.
     """
-    known = dict(settings())
-    violations = [_unknown(key, list(known)) for key in changes if key not in known]
+    rules = dict(settings())
     current = flatten(config)
-    violations += [
-        Violation(key, "is read at start: change it in the configuration file and restart")
-        for key, value in changes.items()
-        if key in known and known[key].at_start and value != current[key]
-    ]
+    violations: list[Violation] = []
+    accepted: dict[str, Any] = {}
+    for key, value in changes.items():
+        if key not in rules:
+            violations.append(_unknown(key, rules))
+        elif rules[key].at_start and value != current[key]:
+            violations.append(Violation(key, AT_START))
+        else:
+            accepted[key] = value
+    try:
+        changed = parse(nest({**current, **accepted}))
+    except InvalidArgument as error:
+        violations += error.violations
     if violations:
         raise InvalidArgument(violations, reason="INVALID_CONFIG")
-    return parse(nest({**current, **changes}))
+    return changed
 
 
 def flatten(config: MeshConfig) -> dict[str, Any]:
@@ -362,7 +370,27 @@ def _check(value: Any, kind: type[Any], rule: Rule, path: str, violations: list[
     return value
 
 
-def _unknown(path: str, known: list[str]) -> Violation:
-    nearest = difflib.get_close_matches(path, known, n=1)
-    hint = f"; did you mean {nearest[0]}?" if nearest else f"; known here: {', '.join(known)}"
-    return Violation(path, f"is no setting{hint}")
+def _unknown(path: str, known: Iterable[str]) -> Violation:
+    keys = list(known)
+    section = _nearest_section(path, keys)
+    names = dict.fromkeys(
+        key.removeprefix(section).partition(".")[0] for key in keys if key.startswith(section)
+    )
+    meant = difflib.get_close_matches(path.removeprefix(section), names, n=1)
+    nearest = [section + name for name in meant] or difflib.get_close_matches(
+        path, keys, n=1, cutoff=0.75
+    )
+    if nearest:
+        return Violation(path, f"is no setting; did you mean {nearest[0]}?")
+    listed = ", ".join(section + name for name in names)
+    return Violation(path, f"is no setting; known here: {listed}")
+
+
+def _nearest_section(path: str, keys: Sequence[str]) -> str:
+    """The longest beginning of `path` that is a section, with its dot; "" for none."""
+    section = path
+    while section:
+        section = section.rpartition(".")[0]
+        if section and any(key.startswith(f"{section}.") for key in keys):
+            return f"{section}."
+    return ""

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.core import config
+from services.core.config import MeshConfig, Rule
+from services.core.errors import InvalidArgument
+
+RULES = dict(config.settings())
+DEFAULTS = config.flatten(MeshConfig())
+
+
+def refused(document: dict[str, object]) -> dict[str, str]:
+    with pytest.raises(InvalidArgument) as caught:
+        config.parse(document)
+    assert caught.value.reason == "INVALID_CONFIG"
+    return {violation.field: violation.description for violation in caught.value.violations}
+
+
+def test_an_empty_document_is_all_defaults() -> None:
+    assert config.parse({}) == MeshConfig()
+
+
+@pytest.mark.parametrize(("key", "rule"), RULES.items(), ids=RULES)
+def test_every_default_keeps_its_own_rule(key: str, rule: Rule) -> None:
+    assert config.parse(config.nest({key: DEFAULTS[key]})) == MeshConfig()
+    assert rule.doc.endswith(".")
+
+
+NUMBERS = [(key, rule) for key, rule in RULES.items() if rule.low is not None]
+
+
+@pytest.mark.parametrize(("key", "rule"), NUMBERS, ids=[key for key, _ in NUMBERS])
+def test_every_bound_is_inclusive_and_kept(key: str, rule: Rule) -> None:
+    assert rule.low is not None
+    assert rule.high is not None
+    kind = type(DEFAULTS[key])
+    low, high = kind(rule.low), kind(rule.high)
+
+    assert config.flatten(config.parse(config.nest({key: low})))[key] == low
+    assert config.flatten(config.parse(config.nest({key: high})))[key] == high
+    assert "must be in [" in refused(config.nest({key: low - 1}))[key]
+    assert "must be in [" in refused(config.nest({key: high + 1}))[key]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_is_none_is_refused(value: float) -> None:
+    found = refused({"router": {"batch_ageing_s": value}})
+
+    assert "must be in [0, 3600]" in found["router.batch_ageing_s"]
+
+
+@pytest.mark.parametrize(
+    ("document", "field", "description"),
+    [
+        ({"rooter": {}}, "rooter", "is no setting; did you mean router?"),
+        (
+            {"router": {"max_queu": 1}},
+            "router.max_queu",
+            "is no setting; did you mean router.max_queue?",
+        ),
+        (
+            {"xyz": 1},
+            "xyz",
+            "is no setting; known here: mesh, control, tokenizer, router, worker, telemetry, debug",
+        ),
+        (
+            {"mesh": {"xyz": 1}},
+            "mesh.xyz",
+            "is no setting; known here: mesh.model, mesh.block_tokens",
+        ),
+        ({"router": 5}, "router", "must be a table of settings; got 5"),
+        ({"router": {"max_queue": True}}, "router.max_queue", "must be a whole number; got True"),
+        ({"router": {"max_queue": 1.0}}, "router.max_queue", "must be a whole number; got 1.0"),
+        ({"mesh": {"model": 5}}, "mesh.model", "must be a string; got 5"),
+        ({"tokenizer": {"nfc": 1}}, "tokenizer.nfc", "must be true or false; got 1"),
+        (
+            {"worker": {"engine": "vllm"}},
+            "worker.engine",
+            "must be one of llamacpp, simulated; got 'vllm'",
+        ),
+        (
+            {"worker": {"simulated": {"num_blocks": 0}}},
+            "worker.simulated.num_blocks",
+            "must be in [1, 1e+07]; got 0",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_said_with_its_fix(
+    document: dict[str, object], field: str, description: str
+) -> None:
+    assert refused(document) == {field: description}
+
+
+def test_everything_wrong_is_named_at_once() -> None:
+    found = refused({"router": {"max_queue": -1, "nope": 1}, "mesh": {"model": 1}, "x": 2})
+
+    assert sorted(found) == ["mesh.model", "router.max_queue", "router.nope", "x"]
+
+
+def test_a_whole_number_will_do_for_a_fraction() -> None:
+    value = config.parse({"router": {"batch_ageing_s": 3}}).router.batch_ageing_s
+
+    assert value == 3.0
+    assert type(value) is float
+
+
+def test_a_change_leaves_the_rest_and_the_old_configuration_alone() -> None:
+    old = config.parse({"router": {"max_queue": 7}})
+    new = config.change(old, {"router.prefix_length": 64})
+
+    assert (new.router.max_queue, new.router.prefix_length) == (7, 64)
+    assert old.router.prefix_length == MeshConfig().router.prefix_length
+
+
+def test_a_change_of_something_unknown_lists_only_its_own_section() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        config.change(MeshConfig(), {"telemetry.zzz": 1, "no.such.thing": 1, "worker.qqqqqqqq": 1})
+
+    telemetry, top, worker = (each.description for each in caught.value.violations)
+    assert telemetry == (
+        "is no setting; known here: telemetry.otlp_endpoint, telemetry.sample_ratio,"
+        " telemetry.log_level"
+    )
+    assert top.endswith("known here: mesh, control, tokenizer, router, worker, telemetry, debug")
+    assert worker.endswith("worker.max_waiting, worker.simulated")
+
+
+def test_bad_values_and_unknown_keys_of_a_change_are_named_together() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        config.change(MeshConfig(), {"no.such": 1, "mesh.model": "x", "router.max_queue": -1})
+
+    fields = [violation.field for violation in caught.value.violations]
+    assert fields == ["no.such", "mesh.model", "router.max_queue"]
+
+
+def test_a_setting_read_at_start_cannot_change_while_running() -> None:
+    with pytest.raises(InvalidArgument, match="read at start"):
+        config.change(MeshConfig(), {"worker.engine": "simulated"})
+
+    assert config.change(MeshConfig(), {"worker.engine": "llamacpp"}) == MeshConfig()
+
+
+def test_json_is_canonical_and_gives_the_same_back() -> None:
+    one = config.change(MeshConfig(), {"router.max_queue": 7, "tokenizer.nfc": True})
+    other = config.change(MeshConfig(), {"tokenizer.nfc": True, "router.max_queue": 7})
+
+    assert config.to_json(one) == config.to_json(other)
+    assert config.from_json(config.to_json(one)) == one
+
+
+@given(key=st.text(max_size=20), value=st.none() | st.booleans() | st.integers() | st.text())
+def test_whatever_is_no_setting_is_refused_by_its_name(key: str, value: object) -> None:
+    if key in RULES:
+        return
+    with pytest.raises(InvalidArgument, match="is no setting") as caught:
+        config.change(MeshConfig(), {key: value})
+
+    assert caught.value.violations[0].field == key
+
+
+@given(
+    key=st.sampled_from(sorted(RULES)),
+    value=st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=9)
+    | st.lists(st.integers(), max_size=2)
+    | st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
+def test_any_value_is_taken_or_refused_with_a_reason(key: str, value: object) -> None:
+    try:
+        changed = config.parse(config.nest({key: value}))
+    except InvalidArgument as error:
+        named = [violation.field for violation in error.violations]
+    else:
+        named = [key]
+        assert config.from_json(config.to_json(changed)) == changed
+
+    assert named == [key]
