@@ -19,6 +19,7 @@ COMMANDS = {
     "generate": "answer a prompt, and show where its time to first token went",
     "status": "show the members of a mesh and what they are doing",
     "config": "read and change a mesh's configuration",
+    "bench": "measure a running mesh",
 }
 
 

@@ -1,0 +1,1 @@
+"""Benchmarks: each compares within one run, since machines are shared and noisy."""

@@ -1,0 +1,55 @@
+"""firsttoken bench: measure a running mesh. Ratios hold across machines, figures do not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+from firsttoken.client import MeshClient, MeshError
+from services.bench import reuse
+from services.cli import rpc
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    benchmarks = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
+    shared = benchmarks.add_parser(
+        "reuse", help="what a shared prefix saves: a second prompt against the first"
+    )
+    shared.add_argument("--shared-tokens", type=int, default=500, metavar="N")
+    shared.add_argument("--pairs", type=int, default=5, metavar="N")
+    shared.add_argument(
+        "--router",
+        default=os.environ.get("FIRSTTOKEN_ROUTER") or "127.0.0.1:7100",
+        metavar="HOST:PORT",
+        help="where the mesh answers (default: FIRSTTOKEN_ROUTER, or 127.0.0.1:7100)",
+    )
+    shared.add_argument("--json", action="store_true", help="end with one line of JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    document = rpc.run(_reuse(arguments))
+    if arguments.json:
+        print(json.dumps(document), flush=True)
+        return 0
+    print(f"{document['pairs']} pairs of prompts sharing about {document['shared_tokens']} tokens")
+    for name in ("first", "second"):
+        print(f"  TTFT of the {name:<6} {document[f'{name}_ttft_ms']:9.1f} ms")
+    print(f"  ratio             {document['ttft_ratio']:9.3f}")
+    print(
+        f"  the second reused {document['cached_tokens']} of {document['prompt_tokens']} tokens;"
+        f" the engine ({document['engine']}) evaluated {document['evaluated_prompt_tokens']}"
+    )
+    return 0
+
+
+async def _reuse(arguments: argparse.Namespace) -> dict[str, Any]:
+    try:
+        async with MeshClient(arguments.router) as client:
+            pairs = await reuse.measure(
+                client, shared_tokens=arguments.shared_tokens, num_pairs=arguments.pairs
+            )
+    except MeshError as error:
+        raise rpc.from_mesh_error(error, f"no router at {arguments.router}", "--router") from None
+    return reuse.to_document(pairs, shared_tokens=arguments.shared_tokens)
