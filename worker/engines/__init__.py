@@ -8,6 +8,7 @@ from services.core.config import MeshConfig
 from services.core.errors import InvalidArgument
 from services.models.catalog import find_model
 from services.models.gguf import read_metadata
+from services.models.vocabulary import Vocabulary
 from services.runtime.startup import StartupError
 from worker.engines.contract import Engine
 from worker.engines.llamacpp.engine import LlamaCppEngine
@@ -24,7 +25,7 @@ def open_engine(config: MeshConfig, *, cores_shared_by: int) -> Engine:
         files = find_model(config.mesh.model)
         metadata = read_metadata(files.gguf_path)
         if config.worker.engine == "simulated":
-            return SimulatedEngine(config, files, metadata)
+            return SimulatedEngine(config, files.name, Vocabulary.from_metadata(metadata))
         threads, passive_wait = _threads(config.worker.threads, cores_shared_by, _num_cores())
         return LlamaCppEngine(config, files, metadata, threads=threads, passive_wait=passive_wait)
     except (InvalidArgument, OSError, ValueError) as error:
