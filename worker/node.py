@@ -92,6 +92,10 @@ class WorkerNode:
     def load(self) -> CoreLoad:
         return self._front.hub.load
 
+    @property
+    def num_streams(self) -> int:
+        return self._front.num_streams
+
     async def close(self) -> None:
         # 1. Take nothing new; the routers hear it from control.
         self._report_draining()

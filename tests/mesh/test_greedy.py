@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from services.core import config as mesh_config
 from tests.conftest import Mesh, MeshFactory
@@ -25,7 +26,7 @@ CONFIG = mesh_config.parse(
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh(mesh_of: MeshFactory) -> AsyncIterator[Mesh]:
     async with mesh_of(CONFIG, num_workers=1) as mesh:
         yield mesh
@@ -37,7 +38,7 @@ def chats() -> list[list[dict[str, str]]]:
     return [[{"role": "user", "content": json.loads(line)["prompt"]}] for line in lines]
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def alone(mesh: Mesh, chats: list[list[dict[str, str]]]) -> list[tuple[int, ...]]:
     """One at a time, nothing reused: each has a salt of its own."""
     answers = [

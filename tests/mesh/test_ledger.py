@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 from firsttoken.client import Answer
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
@@ -20,7 +21,7 @@ CONFIG = mesh_config.parse({"worker": {"engine": "simulated"}})
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh(mesh_of: MeshFactory) -> AsyncIterator[Mesh]:
     async with mesh_of(CONFIG, num_workers=1) as mesh:
         yield mesh
