@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import random
@@ -20,6 +21,7 @@ from services.runtime.channels import open_channel
 from services.runtime.logs import event
 from services.runtime.startup import StartupError
 
+JoinCall: TypeAlias = "grpc.aio.StreamStreamCall[control_pb2.JoinRequest, control_pb2.JoinResponse]"
 Members: TypeAlias = tuple[control_pb2.Member, ...]
 
 START_TIMEOUT_S = 15.0
@@ -156,10 +158,8 @@ class ControlClient:
         """Hold one stream for as long as it lives; whether it said anything."""
         heard = False
         try:
-            async with open_channel(address) as channel:
-                async for response in control_pb2_grpc.ControlServiceStub(channel).Join(
-                    self._reports()
-                ):
+            async with open_channel(address) as channel, self._reporting(channel) as responses:
+                async for response in responses:
                     if not heard:
                         heard = True
                         self._note_joined(address)
@@ -174,6 +174,27 @@ class ControlClient:
             self._note_lost(address, f"{error.code().name}: {error.details()}")
         return heard
 
+    @contextlib.asynccontextmanager
+    async def _reporting(self, channel: grpc.aio.Channel) -> AsyncIterator[JoinCall]:
+        """A stream that is told of this member, now as a whole and then of each change."""
+        call = control_pb2_grpc.ControlServiceStub(channel).Join()
+        task = asyncio.create_task(self._report(call), name="report to control")
+        try:
+            yield call
+        finally:
+            task.cancel()
+            call.cancel()
+            await asyncio.wait({task})
+
+    async def _report(self, call: JoinCall) -> None:
+        # A stream that has ended refuses writes; whoever reads it learns why.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                self._changed.clear()
+                await call.write(control_pb2.JoinRequest(member=self._member))
+                await asyncio.sleep(REPORT_INTERVAL_S)
+                await self._changed.wait()
+
     def _note_joined(self, address: str) -> None:
         self._lost = False
         event(logger, logging.INFO, "joined", control=address)
@@ -182,13 +203,6 @@ class ControlClient:
         if not self._lost:
             event(logger, logging.WARNING, "not joined", control=address, reason=reason)
         self._lost = True
-
-    async def _reports(self) -> AsyncIterator[control_pb2.JoinRequest]:
-        while True:
-            self._changed.clear()
-            yield control_pb2.JoinRequest(member=self._member)
-            await asyncio.sleep(REPORT_INTERVAL_S)
-            await self._changed.wait()
 
     def _receive(self, response: control_pb2.JoinResponse) -> None:
         if response.HasField("configuration"):

@@ -23,11 +23,9 @@ METHOD = "/test.One/Method"
 Handle = Callable[[bytes, object], Awaitable[bytes]]
 
 
-def make_server(handle: Handle, max_message_bytes: int = 1 << 20) -> MeshServer:
+def make_server(handle: Handle, limit: int = 1 << 20) -> MeshServer:
     """Its only method, METHOD, does what `handle` says."""
-    server = MeshServer(
-        "127.0.0.1:0", service_names=["test.One"], max_message_bytes=max_message_bytes
-    )
+    server = MeshServer("127.0.0.1:0", service_names=["test.One"], max_message_bytes=limit)
     handlers: dict[str, Any] = {"Method": grpc.unary_unary_rpc_method_handler(handle)}
     server.server.add_generic_rpc_handlers(
         [grpc.method_handlers_generic_handler("test.One", handlers)]
