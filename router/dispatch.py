@@ -54,6 +54,10 @@ class Dispatcher:
         return self._queue.num_waiting
 
     @property
+    def num_pending(self) -> int:
+        return self._queue.num_pending
+
+    @property
     def num_in_flight(self) -> int:
         return self._fleet.num_in_flight
 

@@ -10,6 +10,9 @@ import grpc
 
 T = TypeVar("T")
 
+# CANCELLED, since a server that stops answers so; we never see it for our own cancels.
+_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
 
 class Hop(NamedTuple):
     """What a call to another process carries besides its message."""
@@ -33,13 +36,13 @@ async def answer_of(peer: Awaitable[T]) -> T:
     try:
         return await peer
     except grpc.aio.AioRpcError as error:
-        if error.code() is not grpc.StatusCode.UNAVAILABLE:
+        if error.code() not in _GONE:
             raise
-        raise PeerLost(error.details() or "no reason given") from error
+        raise PeerLost(error.details() or error.code().name) from error
     except asyncio.CancelledError:
-        # grpc.aio raises this also when it was the peer who cancelled, as a server
-        # does that stops. Only where this task is being cancelled is it meant for us.
+        # grpc.aio raises this also where the channel was closed under the call. Only
+        # where this task is being cancelled is it meant for the task.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise PeerLost("it cancelled the call") from None
+        raise PeerLost("the channel to it was closed") from None

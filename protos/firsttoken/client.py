@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
+import weakref
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -121,6 +122,8 @@ class MeshClient:
         self._address = address
         self._tenant = tenant
         self._channel: grpc.aio.Channel | None = None
+        # Closing a grpc.aio channel leaves calls alone that nobody waits for just then.
+        self._streams: weakref.WeakSet[GenerationStream] = weakref.WeakSet()
 
     async def __aenter__(self) -> MeshClient:
         self._channel = grpc.aio.insecure_channel(
@@ -142,7 +145,9 @@ class MeshClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ends what is still running with CANCELLED."""
+        """Ends what is still running with CANCELLED. May be called twice."""
+        for stream in self._streams:
+            stream.cancel()
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
@@ -162,7 +167,9 @@ class MeshClient:
         started_s = time.monotonic()
         stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
         call = stub.Generate(request, timeout=deadline_s, metadata=self._metadata(options))
-        return GenerationStream(call, started_s)
+        stream = GenerationStream(call, started_s)
+        self._streams.add(stream)
+        return stream
 
     async def complete(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
         """As `generate`, for the whole answer at once."""
@@ -241,8 +248,8 @@ class GenerationStream:
         except grpc.aio.AioRpcError as error:
             raise to_mesh_error(error) from None
         except asyncio.CancelledError:
-            # grpc.aio raises this for a cancelled call too, whoever cancelled it. Only
-            # where this task is being cancelled is it meant for the task.
+            # grpc.aio raises this for `cancel` and `close` too. Only where this task is
+            # being cancelled is it meant for the task.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 self.cancel()

@@ -1,0 +1,228 @@
+"""Peers that are killed, frozen, full, or not there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import NamedTuple
+
+import grpc
+import pytest
+
+from firsttoken.client import GenerationStream, MeshClient, MeshError, Piece
+from router.fleet import Worker
+from router.node import RouterNode
+from services.control.node import ControlNode
+from services.core.config import MeshConfig
+from services.tokenizer.node import TokenizerNode
+from tests.router.meshes import Served, endless, idle, run_process, simulated
+from tests.runtime.waiting import eventually
+from worker.node import WorkerNode
+
+ROUND_ROBIN = {"routing_strategy": "round_robin"}
+
+
+class Mesh(NamedTuple):
+    """A mesh whose other members the test adds, as nodes or as processes."""
+
+    control: str
+    router: RouterNode
+    client: MeshClient
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        return self.router.mesh.dispatcher.workers
+
+    def at_work(self) -> list[str]:
+        """The addresses of workers that have requests."""
+        return [worker.announced.address for worker in self.workers if worker.in_flight]
+
+    async def ready(self, num_workers: int) -> None:
+        await eventually(lambda: sum(worker.ready for worker in self.workers) == num_workers)
+        await eventually(lambda: self.router.mesh.roster.tokenizers)
+
+    async def complete(self) -> None:
+        await self.client.complete("hi", max_tokens=2)
+
+
+@asynccontextmanager
+async def run_mesh(config: MeshConfig) -> AsyncIterator[Mesh]:
+    async with (
+        ControlNode(config=config) as control,
+        RouterNode(control=control.address) as router,
+        MeshClient(router.address) as client,
+    ):
+        yield Mesh(control.address, router, client)
+        await idle(router)
+
+
+@asynccontextmanager
+async def run_workers(mesh: Mesh, num_workers: int) -> AsyncIterator[dict[str, Served]]:
+    """By address. The router has spoken to each of them already."""
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(TokenizerNode(control=mesh.control))
+        started = await asyncio.gather(
+            *(
+                stack.enter_async_context(run_process("worker", mesh.control))
+                for _ in range(num_workers)
+            )
+        )
+        await mesh.ready(num_workers)
+        for _ in started:
+            await mesh.complete()
+        yield {each.address: each for each in started}
+
+
+async def collect(stream: GenerationStream, pieces: list[Piece]) -> None:
+    async for piece in stream:
+        pieces.append(piece)
+
+
+@pytest.mark.parametrize("victim", ["front", "core"])
+async def test_a_worker_killed_before_the_first_token_costs_no_request(victim: str) -> None:
+    async with run_mesh(simulated(router=ROUND_ROBIN)) as mesh, run_workers(mesh, 2) as workers:
+        pids = {
+            address: worker.process.pid if victim == "front" else worker.children()[0]
+            for address, worker in workers.items()
+        }
+        for pid in pids.values():  # whichever gets the request does not answer it
+            os.kill(pid, signal.SIGSTOP)
+        asked = asyncio.ensure_future(mesh.client.complete("hi", max_tokens=2))
+        await eventually(mesh.at_work)
+        [address] = mesh.at_work()
+        os.kill(pids.pop(address), signal.SIGKILL)
+        [other] = pids.values()
+        os.kill(other, signal.SIGCONT)
+        answer = await asked
+
+        assert answer.attempts == 2
+        assert answer.ledger["route"] > 0
+
+
+@pytest.mark.parametrize("victim", ["front", "core"])
+async def test_a_worker_killed_after_the_first_token_is_told_with_what_came(victim: str) -> None:
+    config = simulated(router=ROUND_ROBIN, timing={"decode_step_ms": 2.0})
+    async with run_mesh(config) as mesh, run_workers(mesh, 2) as workers:
+        stream = endless(mesh.client)
+        pieces = [await anext(stream)]
+        [address] = mesh.at_work()
+        worker = workers[address]
+        os.kill(worker.process.pid if victim == "front" else worker.children()[0], signal.SIGKILL)
+        with pytest.raises(MeshError) as failure:
+            await collect(stream, pieces)
+        num_tokens = sum(len(piece.token_ids) for piece in pieces)
+
+        assert failure.value.code is grpc.StatusCode.UNAVAILABLE
+        assert failure.value.reason == "WORKER_DIED"
+        assert failure.value.message == f"the worker died after {num_tokens} tokens"
+        await mesh.complete()  # elsewhere
+
+
+async def test_a_worker_just_killed_costs_none_of_many_requests() -> None:
+    async with run_mesh(simulated(router=ROUND_ROBIN)) as mesh, run_workers(mesh, 2) as workers:
+        next(iter(workers.values())).kill()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(12):
+                group.create_task(mesh.complete())
+
+
+async def test_a_worker_that_leaves_in_order_costs_no_request() -> None:
+    done = asyncio.Event()
+    async with run_mesh(simulated(router=ROUND_ROBIN)) as mesh, run_workers(mesh, 1):
+
+        async def keep_asking() -> None:
+            while not done.is_set():
+                await mesh.complete()
+
+        async with asyncio.TaskGroup() as group:
+            async with WorkerNode(control=mesh.control) as leaving:
+                await mesh.ready(2)
+                for _ in range(4):
+                    group.create_task(keep_asking())
+                await eventually(lambda: leaving.address in mesh.at_work())
+            await mesh.complete()
+            done.set()
+
+
+async def test_a_full_worker_is_passed_over() -> None:
+    config = simulated(
+        router=ROUND_ROBIN, num_slots=1, max_waiting=0, timing={"decode_step_ms": 2.0}
+    )
+    async with (
+        run_mesh(config) as mesh,
+        TokenizerNode(control=mesh.control),
+        WorkerNode(control=mesh.control),
+        WorkerNode(control=mesh.control),
+        RouterNode(control=mesh.control) as other_router,
+        MeshClient(other_router.address) as other_client,
+    ):
+        await mesh.ready(2)
+        async with endless(other_client) as one:
+            await anext(one)
+            answers = [await mesh.client.complete("hi", max_tokens=2) for _ in range(2)]
+            assert sorted(answer.attempts for answer in answers) == [1, 2]
+
+            async with endless(other_client) as two:
+                await anext(two)
+                with pytest.raises(MeshError) as refusal:
+                    await mesh.complete()
+        assert refusal.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert refusal.value.reason
+        await idle(other_router)
+
+
+async def test_says_that_there_is_no_worker() -> None:
+    config = simulated(router={"worker_wait_s": 0.05})
+    async with run_mesh(config) as mesh, TokenizerNode(control=mesh.control):
+        await mesh.ready(0)
+        with pytest.raises(MeshError, match=r"no worker was ready for 0.05 s") as failure:
+            await mesh.complete()
+
+    assert failure.value.code is grpc.StatusCode.UNAVAILABLE
+    assert failure.value.reason == "NO_WORKER"
+
+
+async def test_says_that_there_is_no_tokenizer() -> None:
+    async with run_mesh(simulated(router={"worker_wait_s": 0.05})) as mesh:
+        with pytest.raises(MeshError, match=r"no tokenizer answered.*none is ready") as failure:
+            await mesh.complete()
+
+    assert failure.value.code is grpc.StatusCode.UNAVAILABLE
+    assert failure.value.reason == "NO_TOKENIZER"
+
+
+async def test_waits_for_a_tokenizer_and_a_worker_that_come_later() -> None:
+    async with run_mesh(simulated()) as mesh:
+        asked = asyncio.ensure_future(mesh.complete())
+        async with TokenizerNode(control=mesh.control), WorkerNode(control=mesh.control):
+            await asked
+
+
+async def test_a_tokenizer_just_killed_costs_no_request() -> None:
+    async with (
+        run_mesh(simulated()) as mesh,
+        run_process("services.tokenizer", mesh.control) as victim,
+        TokenizerNode(control=mesh.control),
+        WorkerNode(control=mesh.control),
+    ):
+        await mesh.ready(1)
+        await eventually(lambda: len(mesh.router.mesh.roster.tokenizers) == 2)
+        victim.kill()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(8):
+                group.create_task(mesh.complete())
+
+
+async def test_a_worker_back_at_its_address_is_used_at_once() -> None:
+    config = simulated(router={"worker_wait_s": 30.0})
+    async with run_mesh(config) as mesh, TokenizerNode(control=mesh.control):
+        async with run_process("worker", mesh.control) as first:
+            await mesh.ready(1)
+            await mesh.complete()
+        async with WorkerNode(control=mesh.control, listen=first.address) as second:
+            answer = await mesh.client.complete("hi", max_tokens=2)
+
+    assert answer.worker_id == second.id
