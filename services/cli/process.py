@@ -11,7 +11,7 @@ from asyncio.subprocess import DEVNULL
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.cli.pipes import read_lines
+from services.cli.pipes import read_line, read_lines
 
 READY_TIMEOUT_S = 180.0
 # Longer than a node's own drain, which is bounded too.
@@ -80,16 +80,16 @@ class Process:
 
     async def ready(self) -> str:
         """The address on which it serves. Call it once. Raises NotReady."""
-        lines: list[str] = []
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
-                await read_lines(self._ready_fd, lines.append)
-                ending = "" if lines else await self.wait()
+                address = await read_line(self._ready_fd)
+                ending = "" if address else await self.wait()
         except TimeoutError:
-            raise NotReady(f"is not ready after {READY_TIMEOUT_S:g} s") from None
+            self.kill()
+            raise NotReady(f"was not ready after {READY_TIMEOUT_S:g} s") from None
         if ending:
             raise NotReady(f"ended while starting ({ending})")
-        return lines[0]
+        return address
 
     async def wait(self) -> str:
         """How it ended: "exit status 3", "SIGKILL". Its last lines have been read."""

@@ -6,14 +6,13 @@ import argparse
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
 import grpc
-from google.protobuf.any_pb2 import Any as AnyMessage
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
+from firsttoken._errors import to_mesh_error
+from firsttoken.client import MeshError
 from firsttoken.control.v1 import control_pb2_grpc
 from services.cli.failures import Failure
 from services.core.errors import InvalidArgument
@@ -38,52 +37,35 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(main)
     except InvalidArgument as error:
-        raise from_invalid(error) from None
+        violations = [violation._asdict() for violation in error.violations]
+        raise Failure(
+            error.message, code=error.status, reason=error.reason, violations=violations
+        ) from None
 
 
 @contextlib.asynccontextmanager
 async def control_stub(address: str) -> AsyncIterator[control_pb2_grpc.ControlServiceStub]:
     """Failed calls inside become a Failure."""
     async with open_channel(address) as channel:
-        with explain(f"the control service at {address}", "--control"):
+        try:
             yield control_pb2_grpc.ControlServiceStub(channel)
+        except grpc.aio.AioRpcError as error:
+            nobody = f"no control service at {address}"
+            raise from_mesh_error(to_mesh_error(error), nobody, "--control") from None
 
 
-@contextlib.contextmanager
-def explain(peer: str, option: str) -> Iterator[None]:
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise from_rpc(error, peer, option) from None
-
-
-def from_invalid(error: InvalidArgument) -> Failure:
-    violations = [violation._asdict() for violation in error.violations]
-    return Failure(error.message, code=error.status, reason=error.reason, violations=violations)
-
-
-def from_rpc(error: grpc.aio.AioRpcError, peer: str, option: str) -> Failure:
-    """The status, with the google.rpc details of one that the mesh itself gave."""
-    code = error.code()
-    status = rpc_status.from_call(error)
-    if status is None and code is grpc.StatusCode.UNAVAILABLE:
+def from_mesh_error(error: MeshError, nobody: str, option: str) -> Failure:
+    """`nobody` and `option`: what to say when nothing answers at the address."""
+    code = error.code.name
+    # The mesh gives a reason with each of its own errors.
+    if error.code is grpc.StatusCode.UNAVAILABLE and not error.reason:
         hint = f"start a mesh with `firsttoken up`, or name another address with {option}"
-        return Failure(f"{peer} does not answer; {hint}", code=code.name)
-    fields: dict[str, Any] = {"code": code.name}
-    for detail in status.details if status else ():
-        fields |= _fields(detail)
-    return Failure(error.details() or f"{peer} answers {code.name}", **fields)
-
-
-def _fields(detail: AnyMessage) -> dict[str, Any]:
-    info = error_details_pb2.ErrorInfo()
-    bad_request = error_details_pb2.BadRequest()
-    retry = error_details_pb2.RetryInfo()
-    if detail.Unpack(info):
-        return {"reason": info.reason}
-    if detail.Unpack(bad_request):
-        found = bad_request.field_violations
-        return {"violations": [{"field": v.field, "description": v.description} for v in found]}
-    if detail.Unpack(retry):
-        return {"retry_delay_s": retry.retry_delay.ToMilliseconds() / 1000}
-    return {}
+        return Failure(f"{nobody}: {hint}", code=code)
+    fields: dict[str, Any] = {"code": code}
+    if error.reason:
+        fields["reason"] = error.reason
+    if error.violations:
+        fields["violations"] = [violation._asdict() for violation in error.violations]
+    if error.retry_delay_s is not None:
+        fields["retry_delay_s"] = error.retry_delay_s
+    return Failure(error.message, **fields)

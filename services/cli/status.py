@@ -113,5 +113,5 @@ def _describe_load(load: dict[str, Any] | None, capacity: dict[str, Any]) -> str
     return (
         f"{load['num_running']} running and {load['num_waiting']} waiting"
         f" for {capacity['num_slots']} slots,"
-        f" {load['num_blocks_cached']} of {load['num_blocks_total']} blocks cached"
+        f" {load['num_blocks_cached']} of {capacity['num_blocks']} blocks cached"
     )

@@ -1,0 +1,52 @@
+"""What `firsttoken up` shows once its mesh is ready."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from firsttoken.client import MeshClient, MeshError, Options
+from services.cli import answers
+from services.cli.prompts import Prompt
+
+PROMPT = "Write one sentence about the sea."
+OPTIONS = Options(max_tokens=48, deadline_s=120.0)
+
+
+def print_endpoints(router: str, control: str, *, simulated: bool) -> None:
+    """Where the mesh is, and how to use it."""
+    command = _command()
+    to_router = "" if router == "127.0.0.1:7100" else f" --router {router}"
+    to_control = "" if control == "127.0.0.1:7101" else f" --control {control}"
+    lines = [
+        "",
+        f"  router   {router}   {command} generate{to_router} 'Why is the sky blue?'",
+        f"  control  {control}   {command} status{to_control}",
+        "",
+    ]
+    if simulated:
+        lines += ["  The engine is simulated: its text and its times are made up.", ""]
+    print(*lines, sep="\n", flush=True)
+
+
+async def answer_first_prompt(router: str) -> None:
+    """A mesh that cannot answer says why, and goes on running: the logs may tell more."""
+    print(f"> {PROMPT}", flush=True)
+    prompt = Prompt([{"role": "user", "content": PROMPT}])
+    try:
+        async with MeshClient(router) as client:
+            answer = await answers.stream_answer(client, prompt, OPTIONS, answers.print_piece)
+    except MeshError as error:
+        print(f"firsttoken: the first prompt failed: {error}", file=sys.stderr, flush=True)
+    else:
+        answers.print_answer_end(answer)
+
+
+def _command() -> str:
+    """How to call this command from the shell that it was called from."""
+    called = Path(sys.argv[0]).absolute()
+    if shutil.which("firsttoken") == str(called):
+        return "firsttoken"
+    return os.path.relpath(called) if called.name == "firsttoken" else "firsttoken"

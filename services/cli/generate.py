@@ -1,0 +1,70 @@
+"""firsttoken generate: an answer, and where the time to its first token went."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+
+from firsttoken.client import Answer, MeshClient, MeshError, Options
+from services.cli import answers, prompts, rpc
+from services.cli.failures import Failure
+from services.cli.prompts import Prompt
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    prompts.add_arguments(parser)
+    add("--max-tokens", type=_natural, metavar="N", help="most tokens to generate (default 128)")
+    add("--temperature", type=float, metavar="T", help="0, the default, is greedy")
+    add("--top-p", type=float, metavar="P", help="sample from the likeliest that reach P")
+    add("--seed", type=_natural, metavar="N", help="same seed, same answer")
+    add("--stop", action="append", metavar="TEXT", help="end before TEXT; may be repeated")
+    add("--deadline", type=float, metavar="SECONDS", help="give up after this long")
+    add(
+        "--router",
+        default=os.environ.get("FIRSTTOKEN_ROUTER") or "127.0.0.1:7100",
+        metavar="HOST:PORT",
+        help="where the mesh answers (default: FIRSTTOKEN_ROUTER, or 127.0.0.1:7100)",
+    )
+    add("--json", action="store_true", help="print one line of JSON, and nothing else")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    prompt = prompts.read_prompt(arguments)
+    answer = rpc.run(_generate(prompt, arguments))
+    if arguments.json:
+        print(json.dumps(answers.to_document(answer)), flush=True)
+    else:
+        answers.print_answer_end(answer)
+    return 0
+
+
+async def _generate(prompt: Prompt, arguments: argparse.Namespace) -> Answer:
+    options = Options(
+        max_tokens=arguments.max_tokens,
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        seed=arguments.seed,
+        stop=arguments.stop,
+        deadline_s=arguments.deadline,
+    )
+    write = _ignore if arguments.json else answers.print_piece
+    try:
+        async with MeshClient(arguments.router) as client:
+            return await answers.stream_answer(client, prompt, options, write)
+    except MeshError as error:
+        raise rpc.from_mesh_error(error, f"no router at {arguments.router}", "--router") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise Failure(f"the request makes no sense: {error}", code="INVALID_ARGUMENT") from None
+
+
+def _ignore(text: str) -> None:
+    """The answer has it all."""
+
+
+def _natural(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 1 << 32:
+        raise argparse.ArgumentTypeError("must be in [0, 2**32)")
+    return value

@@ -1,0 +1,178 @@
+"""A whole mesh on this machine: its processes, started, kept running and stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from services.cli.logs import RunLogs
+from services.cli.process import Service
+from services.cli.progress import watch_until_ready
+from services.cli.supervisor import Supervisor
+
+T = TypeVar("T")
+
+CONTROL, TOKENIZER, WORKER, ROUTER = "services.control", "services.tokenizer", "worker", "router"
+# Nothing new comes in, then what is running ends, then what it needed.
+STOP_ORDER = (ROUTER, WORKER, TOKENIZER, CONTROL)
+
+
+class Report(Protocol):
+    def __call__(self, name: str, text: str) -> None:
+        """Show one line about a service."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshPlan:
+    """What to start. `config_file` is TOML; addresses are host:port, with port 0 for any."""
+
+    config_file: Path
+    num_workers: int
+    router_listen: str
+    control_listen: str
+
+
+class LocalMesh:
+    """An async context manager: entered, every member is ready; left, every process is gone.
+
+    Raises Failure when a service cannot start. When this process is killed, the
+    services see the end of their lifeline and stop by themselves.
+    """
+
+    def __init__(self, plan: MeshPlan, *, logs: RunLogs, report: Report) -> None:
+        self.stopping = False
+        self._plan = plan
+        self._logs = logs
+        self._report = report
+        self._lifeline_fds = os.pipe()
+        self._supervisors: list[Supervisor] = []
+        self._ready = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+
+    @property
+    def router(self) -> str:
+        return self._address(ROUTER)
+
+    @property
+    def control(self) -> str:
+        return self._address(CONTROL)
+
+    async def __aenter__(self) -> LocalMesh:
+        self._running = asyncio.create_task(self._run(), name="mesh")
+        try:
+            await self.run_beside(self._ready.wait())
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._stop()
+
+    async def run_beside(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, done while the mesh runs.
+
+        Raises Failure, and cancels the work, when the mesh cannot go on.
+        """
+        assert self._running is not None
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task, self._running}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                self._running.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        return task.result()
+
+    def kill(self) -> None:
+        """End every process at once; what waits for them to stop then returns."""
+        for supervisor in self._supervisors:
+            supervisor.kill()
+
+    async def _run(self) -> None:
+        control = self._supervise(
+            Service(
+                name="control",
+                module=CONTROL,
+                arguments=("--config", str(self._plan.config_file)),
+                listen=self._plan.control_listen,
+                keeps_address=True,
+            )
+        )
+        await control.start()
+        control.report(f"ready on {control.address}")
+        members = [self._supervise(service) for service in self._members(control.address)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(control.keep_running())
+                for member in members:
+                    group.create_task(_start_and_keep(member))
+                await watch_until_ready(control.address, members)
+                self._ready.set()
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    def _members(self, control: str) -> list[Service]:
+        workers = self._plan.num_workers
+        joined = ("--control", control)
+        return [
+            Service(name="tokenizer", module=TOKENIZER, arguments=joined),
+            *(
+                Service(
+                    name=f"worker-{number}",
+                    module=WORKER,
+                    arguments=(*joined, "--cores-shared-by", str(workers)),
+                )
+                for number in range(1, workers + 1)
+            ),
+            Service(
+                name="router",
+                module=ROUTER,
+                arguments=joined,
+                listen=self._plan.router_listen,
+                keeps_address=True,
+            ),
+        ]
+
+    def _supervise(self, service: Service) -> Supervisor:
+        def report(text: str) -> None:
+            self._report(service.name, text)
+
+        log = self._logs.open(service.name, report)
+        supervisor = Supervisor(service, lifeline_fd=self._lifeline_fds[0], log=log, report=report)
+        self._supervisors.append(supervisor)
+        return supervisor
+
+    async def _stop(self) -> None:
+        self.stopping = True
+        if self._running is not None:
+            self._running.cancel()
+            # Whoever waited has heard how it ended.
+            await asyncio.gather(self._running, return_exceptions=True)
+        for module in STOP_ORDER:
+            stopped = [s for s in self._supervisors if s.service.module == module and s.pid]
+            await asyncio.gather(*(supervisor.stop() for supervisor in stopped))
+            for supervisor in stopped:
+                supervisor.report("stopped")
+        for fd in self._lifeline_fds:
+            os.close(fd)
+
+    def _address(self, module: str) -> str:
+        return next(s.address for s in self._supervisors if s.service.module == module)
+
+
+async def _start_and_keep(supervisor: Supervisor) -> NoReturn:
+    await supervisor.start()
+    await supervisor.keep_running()

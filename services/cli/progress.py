@@ -1,0 +1,43 @@
+"""How far a starting mesh has come, as the control service sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import grpc
+import grpc.aio
+
+from firsttoken.control.v1 import control_pb2, control_pb2_grpc
+from services.cli.members import READY, describe
+from services.cli.supervisor import Supervisor
+
+POLL_S = 0.1
+
+
+async def watch_until_ready(control: str, supervisors: Sequence[Supervisor]) -> None:
+    """Report each change of the supervised members, until all are ready at once."""
+    shown: dict[Supervisor, str] = {}
+    async with grpc.aio.insecure_channel(control) as channel:
+        stub = control_pb2_grpc.ControlServiceStub(channel)
+        while True:
+            members = await _list(stub)
+            found = [(supervisor, members.get(supervisor.pid)) for supervisor in supervisors]
+            for supervisor, member in found:
+                text = describe(member) if member else ""
+                if text and shown.get(supervisor) != text:
+                    shown[supervisor] = text
+                    supervisor.report(text)
+            if all(member and member.state == READY for _, member in found):
+                return
+            await asyncio.sleep(POLL_S)
+
+
+async def _list(
+    stub: control_pb2_grpc.ControlServiceStub,
+) -> dict[int | None, control_pb2.Member]:
+    try:
+        response = await stub.ListMembers(control_pb2.ListMembersRequest(), timeout=5)
+    except grpc.aio.AioRpcError:
+        return {}  # it is being started again
+    return {member.pid: member for member in response.members}

@@ -1,0 +1,41 @@
+"""A command of the user's, run beside the mesh."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping
+
+GRACE_S = 5.0
+
+
+async def run_shell_command(command: str, environment: Mapping[str, str]) -> int:
+    """Its exit status, 128 + N when signal N ended it. Cancelled, it ends the command first.
+
+    On a terminal the command shares the foreground, so that it can read from it and
+    Ctrl-C reaches it; elsewhere it has a process group of its own, to be ended whole.
+    """
+    own_group = not sys.stdin.isatty()
+    child = await asyncio.create_subprocess_shell(
+        command, env={**os.environ, **environment}, process_group=0 if own_group else None
+    )
+    try:
+        status = await child.wait()
+    finally:
+        if child.returncode is None:
+            await _end(child, own_group=own_group)
+    return status if status >= 0 else 128 - status
+
+
+async def _end(child: asyncio.subprocess.Process, *, own_group: bool) -> None:
+    target = -child.pid if own_group else child.pid
+    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(target, number)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await child.wait()
+                return

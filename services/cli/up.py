@@ -1,0 +1,173 @@
+"""firsttoken up: a whole mesh on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from services.cli.answers import SIMULATED
+from services.cli.failures import CANNOT_START, Failure
+from services.cli.first_answer import answer_first_prompt, print_endpoints
+from services.cli.logs import RunLogs
+from services.cli.mesh import LocalMesh, MeshPlan
+from services.cli.screen import Screen
+from services.cli.settings import parse_assignments, to_toml
+from services.cli.shell import run_shell_command
+from services.control.configfile import read_config
+from services.core.config import ENGINES, MeshConfig, flatten, nest, parse
+from services.core.errors import InvalidArgument
+from services.models.catalog import find_model
+from services.runtime.startup import StartupError
+
+HOST = "127.0.0.1"
+ROUTER_PORT = 7100
+CONTROL_PORT = 7101
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--config", type=Path, metavar="FILE.toml", help="the configuration")
+    add("--workers", type=_count, default=2, metavar="N", help="worker processes (default 2)")
+    add("--engine", choices=ENGINES, help="instead of the setting worker.engine")
+    add("--set", action="append", default=[], metavar="KEY=VALUE",
+        help="a setting, over what the file says; may be repeated")  # fmt: skip
+    add("--port", type=_port, metavar="N", help=f"the router's (default {ROUTER_PORT}; 0: any)")
+    add("--control-port", type=_port, metavar="N",
+        help=f"the control service's (default {CONTROL_PORT}; 0: any)")  # fmt: skip
+    add("--exec", metavar="CMD",
+        help="run CMD through the shell against the ready mesh, with FIRSTTOKEN_ROUTER and"
+        " FIRSTTOKEN_CONTROL (host:port) in its environment, stop everything, and exit with"
+        " CMD's status; ports not given are then any")  # fmt: skip
+    add("--no-prompt", action="store_true", help="do not answer a first prompt")
+    add("--verbose", action="store_true", help="show all that the services log")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    config = _configuration(arguments)
+    defaults = (0, 0) if arguments.exec else (ROUTER_PORT, CONTROL_PORT)
+    router_listen = _listen("--port", arguments.port, defaults[0])
+    control_listen = _listen("--control-port", arguments.control_port, defaults[1])
+
+    directory = Path(tempfile.mkdtemp(prefix="firsttoken-"))
+    config_file = directory / "config.toml"
+    config_file.write_text(to_toml(flatten(config)), encoding="utf-8")
+    plan = MeshPlan(
+        config_file=config_file,
+        num_workers=arguments.workers,
+        router_listen=router_listen,
+        control_listen=control_listen,
+    )
+    level = logging.DEBUG if arguments.verbose else logging.WARNING
+    try:
+        with RunLogs(directory, least_level=level) as logs:
+            status = asyncio.run(_run(plan, logs, config, arguments))
+    except Failure as failure:
+        failure.add_hint(f"logs: {directory}")
+        raise
+    if status == 0:
+        shutil.rmtree(directory, ignore_errors=True)
+    return status
+
+
+async def _run(
+    plan: MeshPlan, logs: RunLogs, config: MeshConfig, arguments: argparse.Namespace
+) -> int:
+    screen = Screen()
+    mesh = LocalMesh(plan, logs=logs, report=screen.report)
+    serving = asyncio.ensure_future(_serve(mesh, screen, config, arguments))
+    received: list[signal.Signals] = []
+
+    def interrupt(number: signal.Signals) -> None:
+        received.append(number)
+        if mesh.stopping or len(received) > 1:
+            mesh.kill()
+        else:
+            serving.cancel()
+
+    with _on_signals(interrupt):
+        try:
+            return await serving
+        except asyncio.CancelledError:
+            # Stopping is how a mesh ends; a command that was cut short has not ended well.
+            return 128 + received[0] if arguments.exec else 0
+
+
+async def _serve(
+    mesh: LocalMesh, screen: Screen, config: MeshConfig, arguments: argparse.Namespace
+) -> int:
+    async with mesh:
+        if arguments.exec:
+            environment = {"FIRSTTOKEN_ROUTER": mesh.router, "FIRSTTOKEN_CONTROL": mesh.control}
+            return await mesh.run_beside(run_shell_command(arguments.exec, environment))
+        simulated = config.worker.engine == SIMULATED
+        print_endpoints(mesh.router, mesh.control, simulated=simulated)
+        if not arguments.no_prompt:
+            await mesh.run_beside(answer_first_prompt(mesh.router))
+        screen.report("mesh", "serves until Ctrl-C")
+        await mesh.run_beside(asyncio.Event().wait())
+        return 0
+
+
+@contextlib.contextmanager
+def _on_signals(interrupt: Callable[[signal.Signals], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, interrupt, number)
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def _configuration(arguments: argparse.Namespace) -> MeshConfig:
+    """The file's configuration under the options'. Whatever is wrong with it is said now."""
+    try:
+        config = read_config(arguments.config) if arguments.config else MeshConfig()
+        changes = parse_assignments(arguments.set)
+        if arguments.engine:
+            changes["worker.engine"] = arguments.engine
+        config = parse(nest({**flatten(config), **changes}))
+        find_model(config.mesh.model)
+    except (StartupError, InvalidArgument) as error:
+        raise Failure(str(error), exit_status=CANNOT_START) from None
+    return config
+
+
+def _listen(option: str, port: int | None, default: int) -> str:
+    """The address to listen on. The service would notice a taken port too, but later."""
+    chosen = default if port is None else port
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, chosen))
+        except OSError as error:
+            raise Failure(
+                f"cannot listen on {HOST}:{chosen}: {error.strerror};"
+                f" choose another port with {option}",
+                exit_status=CANNOT_START,
+            ) from None
+    return f"{HOST}:{chosen}"
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 64:
+        raise argparse.ArgumentTypeError("must be in [1, 64]")
+    return value
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError("must be in [0, 65535]")
+    return value

@@ -1,0 +1,217 @@
+"""`firsttoken up` as its user meets it: real processes, ended in every way there is."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import COMMAND, SERVE, Run, run_to_end, wait_for
+
+Start = Callable[..., Run]
+
+SIMULATED = ("up", "--engine", "simulated")
+FIRSTTOKEN = shlex.join(COMMAND)
+RESTART = ("ended (SIGKILL); starts again", "is back on")
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def services(run: Run) -> dict[str, int]:
+    """The pids of the mesh's processes by module; engine cores and the command left out."""
+    modules = ("services.control", "services.tokenizer", "worker", "router")
+    return {
+        module: pid
+        for pid, command in run.survivors().items()
+        for module in modules
+        if f" -m {module} " in command
+    }
+
+
+def is_sleeping(run: Run) -> bool:
+    """The command that `up` runs is alive."""
+    return any(command.startswith("sleep ") for command in run.survivors().values())
+
+
+def test_the_command_runs_against_the_ready_mesh_and_gives_its_status(start: Start) -> None:
+    command = f"{FIRSTTOKEN} status --json; echo $FIRSTTOKEN_ROUTER $FIRSTTOKEN_CONTROL >&2; exit 7"
+    run = start(*SIMULATED, "--exec", command)
+
+    result = run.finish()
+
+    assert result.status == 7
+    members = result.json["members"]
+    assert sorted(member["role"] for member in members) == [
+        "router",
+        "tokenizer",
+        "worker",
+        "worker",
+    ]
+    assert {member["state"] for member in members} == {"ready"}
+    assert {member["worker"]["engine"] for member in members if "worker" in member} == {"simulated"}
+    router = next(member["address"] for member in members if member["role"] == "router")
+    assert f"\n{router} 127.0.0.1:" in result.stderr
+    assert not run.survivors()
+
+
+def test_a_command_ended_by_a_signal_counts_as_the_shell_counts(start: Start) -> None:
+    assert start(*SIMULATED, "--workers", "1", "--exec", "kill -9 $$").finish().status == 137
+
+
+def test_progress_and_stopping_are_told_on_stderr_in_order(start: Start) -> None:
+    result = start(*SIMULATED, "--workers", "1", "--exec", "true").finish()
+
+    said = [line.split(maxsplit=2)[2] for line in result.stderr.splitlines()]
+    assert result.stdout == ""
+    assert said[0].startswith("control    ready on 127.0.0.1:")
+    assert any(line.startswith("worker-1   loading") for line in said)
+    assert said[-4:] == [
+        "router     stopped",
+        "worker-1   stopped",
+        "tokenizer  stopped",
+        "control    stopped",
+    ]
+
+
+@pytest.mark.parametrize("option", ["--port", "--control-port"])
+def test_a_taken_port_is_one_line_and_status_3(start: Start, taken_port: int, option: str) -> None:
+    run = start(*SIMULATED, option, str(taken_port), "--exec", "true")
+
+    result = run.finish()
+
+    assert result.status == 3
+    assert result.stderr.count("\n") == 1
+    assert f"127.0.0.1:{taken_port}" in result.stderr
+    assert option in result.stderr
+    assert not run.survivors()
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        (
+            "[router]\nmax_que = 1\n",
+            "router.max_que: is no setting; did you mean router.max_queue?",
+        ),
+        ("[worker]\nnum_slots = 0\n", "worker.num_slots: must be in [1, 256]; got 0"),
+        ("[router\n", "is no valid TOML"),
+        ('[mesh]\nmodel = "gpt-9"\n', "mesh.model: must be a known model"),
+        ('[mesh]\nmodel = "/nowhere/x.gguf"\n', "mesh.model: no such file: /nowhere/x.gguf"),
+    ],
+)
+def test_a_bad_configuration_is_one_line_and_status_3(tmp_path: Path, toml: str, said: str) -> None:
+    file = tmp_path / "mesh.toml"
+    file.write_text(toml)
+
+    result = run_to_end("up", "--config", str(file), "--exec", "true")
+
+    assert result.status == 3
+    assert result.stderr.count("\n") == 1
+    assert said in result.stderr
+
+
+def test_a_missing_configuration_file_is_one_line_and_status_3() -> None:
+    result = run_to_end("up", "--config", "/nowhere/mesh.toml")
+
+    assert result.status == 3
+    assert (
+        result.stderr
+        == "firsttoken: /nowhere/mesh.toml: cannot be read: No such file or directory\n"
+    )
+
+
+def test_options_override_the_file(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "mesh.toml"
+    file.write_text("[router]\nmax_queue = 5\nmax_attempts = 2\n")
+    run = start(
+        *SIMULATED,
+        *("--config", str(file), "--workers", "1", "--set", "router.max_queue=6"),
+        *("--exec", f"{FIRSTTOKEN} config diff --json"),
+    )
+
+    changed = run.finish().json["changed"]
+
+    assert {key: pair["value"] for key, pair in changed.items()} == {
+        "worker.engine": "simulated",
+        "router.max_queue": 6,
+        "router.max_attempts": 2,
+    }
+
+
+def test_nothing_survives_a_killed_command_and_the_next_one_works(start: Start) -> None:
+    run = start(*SIMULATED, "--exec", SERVE)
+    run.wait_until_serving()
+    assert len(services(run)) == 4
+
+    run.process.kill()
+    wait_for(lambda: not services(run), 15.0, lambda: f"{run.survivors()} still run")
+
+    wait_for(
+        lambda: all("sleep" in command for command in run.survivors().values()),
+        15.0,
+        lambda: f"{run.survivors()} still run",
+    )
+    assert start(*SIMULATED, "--exec", "true").finish().status == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_stops_the_command_and_the_mesh_in_order(
+    start: Start, number: signal.Signals
+) -> None:
+    run = start(*SIMULATED, "--workers", "1", "--exec", SERVE)
+    run.wait_until_serving()
+
+    run.process.send_signal(number)
+    result = run.finish()
+
+    assert result.status == 128 + number
+    assert result.stderr.splitlines()[-1].endswith("control    stopped")
+    assert not run.survivors()
+
+
+def test_a_second_signal_kills(start: Start) -> None:
+    run = start(*SIMULATED, "--workers", "1", "--exec", SERVE)
+    run.wait_until_serving()
+    os.kill(services(run)["router"], signal.SIGSTOP)  # it will not stop when asked
+
+    run.process.send_signal(signal.SIGINT)
+    wait_for(lambda: not is_sleeping(run), 15.0, lambda: "the command still runs")
+    run.process.send_signal(signal.SIGINT)
+    result = run.finish()
+
+    assert result.status == 130
+    assert not run.survivors()
+
+
+def test_a_signal_while_starting_leaves_nothing(start: Start) -> None:
+    run = start(*SIMULATED, "--exec", "true")
+    assert run.process.stderr is not None
+    assert "control" in run.process.stderr.readline()
+
+    run.process.send_signal(signal.SIGTERM)
+    run.finish()
+
+    assert not run.survivors()
+
+
+@pytest.mark.parametrize("module", ["services.control", "services.tokenizer", "worker", "router"])
+def test_a_killed_service_is_started_again_and_the_mesh_answers(start: Start, module: str) -> None:
+    run = start(*SIMULATED, "--workers", "1", "--exec", SERVE)
+    endpoints = run.wait_until_serving()
+    assert run.process.stderr is not None
+
+    os.kill(services(run)[module], signal.SIGKILL)
+    said = [next(line for line in run.process.stderr if wanted in line) for wanted in RESTART]
+    answer = run_to_end("generate", "--json", "--max-tokens", "2", "Hello", env=endpoints.env)
+
+    assert answer.status == 0, answer.stdout
+    assert len({line.split()[2] for line in said}) == 1
