@@ -89,6 +89,11 @@ def run_node(
     """
     logs.configure(options.service)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    for descriptor in (options.ready_fd, options.lifeline_fd):
+        if descriptor is not None:
+            # A process that the node starts would hold the pipe open: nobody could
+            # wait for its end.
+            os.set_inheritable(descriptor, False)
     return uvloop.run(_run(make_node, options))
 
 
