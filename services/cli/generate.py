@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 
 from firsttoken.client import Answer, MeshClient, MeshError, Options
 from services.cli import answers, prompts, rpc
@@ -54,6 +55,8 @@ async def _generate(prompt: Prompt, arguments: argparse.Namespace) -> Answer:
         async with MeshClient(arguments.router) as client:
             return await answers.stream_answer(client, prompt, options, write)
     except MeshError as error:
+        if sys.stdout.isatty():
+            print()  # the text may have ended anywhere
         raise rpc.from_mesh_error(error, f"no router at {arguments.router}", "--router") from None
     except (KeyError, TypeError, ValueError) as error:
         raise Failure(f"the request makes no sense: {error}", code="INVALID_ARGUMENT") from None

@@ -9,6 +9,7 @@ import logging
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,6 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     if status == 0:
         shutil.rmtree(directory, ignore_errors=True)
+    else:
+        print(f"firsttoken: logs: {directory}", file=sys.stderr)
     return status
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,12 +11,12 @@ from tests.cli.running import SERVE, Endpoints, Run
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., Run]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """Starts the command in the background; what it leaves behind is ended."""
     runs: list[Run] = []
 
     def start(*arguments: str) -> Run:
-        runs.append(Run(*arguments))
+        runs.append(Run(*arguments, directory=tmp_path))
         return runs[-1]
 
     yield start
@@ -24,9 +25,10 @@ def start() -> Iterator[Callable[..., Run]]:
 
 
 @pytest.fixture(scope="package")
-def mesh() -> Iterator[Endpoints]:
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
     """A simulated mesh with two workers, run by the command itself."""
-    run = Run("up", "--engine", "simulated", "--exec", SERVE)
+    directory = tmp_path_factory.mktemp("mesh")
+    run = Run("up", "--engine", "simulated", "--exec", SERVE, directory=directory)
     try:
         yield run.wait_until_serving()
     finally:

@@ -39,9 +39,12 @@ class Endpoints(NamedTuple):
 
 
 class Run:
-    """A process of ours and all that it started, found again by a mark in their environment."""
+    """A process of ours and all that it started, found again by a mark in their environment.
 
-    def __init__(self, *arguments: str) -> None:
+    `directory`: where it keeps its logs.
+    """
+
+    def __init__(self, *arguments: str, directory: Path) -> None:
         self.mark = f"FIRSTTOKEN_TEST_RUN={uuid.uuid4().hex}"
         name, _, value = self.mark.partition("=")
         self.process = subprocess.Popen(
@@ -50,7 +53,7 @@ class Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, name: value},
+            env={**os.environ, name: value, "TMPDIR": str(directory)},
         )
 
     def wait_until_serving(self) -> Endpoints:

@@ -6,7 +6,9 @@ import os
 import shlex
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,35 @@ def test_the_command_runs_against_the_ready_mesh_and_gives_its_status(start: Sta
     router = next(member["address"] for member in members if member["role"] == "router")
     assert f"\n{router} 127.0.0.1:" in result.stderr
     assert not run.survivors()
+
+
+def test_without_a_command_it_answers_a_first_prompt_and_serves_until_a_signal(
+    start: Start, tmp_path: Path
+) -> None:
+    run = start(*SIMULATED, "--workers", "1", "--port", "0", "--control-port", "0")
+    assert run.process.stderr is not None
+    next(line for line in run.process.stderr if "serves until Ctrl-C" in line)
+
+    run.process.send_signal(signal.SIGINT)
+    result = run.finish()
+
+    assert result.status == 0
+    assert "generate --router 127.0.0.1:" in result.stdout
+    assert "The engine is simulated" in result.stdout
+    assert "\n> " in result.stdout
+    assert "to the first token" in result.stdout
+    assert not run.survivors()
+    assert not list(tmp_path.iterdir()), "what it wrote is removed"
+
+
+def test_the_logs_are_kept_and_named_when_the_command_fails(start: Start, tmp_path: Path) -> None:
+    result = start(*SIMULATED, "--workers", "1", "--exec", "false").finish()
+
+    (directory,) = tmp_path.iterdir()
+    assert result.stderr.endswith(f"logs: {directory}\n")
+    assert {file.name for file in directory.iterdir()} == {
+        *("config.toml", "control.log", "tokenizer.log", "worker-1.log", "router.log")
+    }
 
 
 def test_a_command_ended_by_a_signal_counts_as_the_shell_counts(start: Start) -> None:
@@ -174,7 +205,7 @@ def test_a_signal_stops_the_command_and_the_mesh_in_order(
     result = run.finish()
 
     assert result.status == 128 + number
-    assert result.stderr.splitlines()[-1].endswith("control    stopped")
+    assert "control    stopped\n" in result.stderr
     assert not run.survivors()
 
 
@@ -215,3 +246,18 @@ def test_a_killed_service_is_started_again_and_the_mesh_answers(start: Start, mo
 
     assert answer.status == 0, answer.stdout
     assert len({line.split()[2] for line in said}) == 1
+
+
+def test_a_service_that_ends_too_often_stops_everything_with_status_3(start: Start) -> None:
+    run = start(*SIMULATED, "--workers", "1", "--exec", SERVE)
+    run.wait_until_serving()
+
+    while run.process.poll() is None:
+        with suppress(KeyError, ProcessLookupError):  # it is not started again yet
+            os.kill(services(run)["router"], signal.SIGKILL)
+        time.sleep(0.05)
+    result = run.finish()
+
+    assert result.status == 3
+    assert "firsttoken: router: ended too often (SIGKILL)" in result.stderr.splitlines()[-1]
+    assert not run.survivors()
