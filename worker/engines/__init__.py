@@ -11,6 +11,7 @@ from services.models.gguf import read_metadata
 from services.models.vocabulary import Vocabulary
 from services.runtime.startup import StartupError
 from worker.engines.contract import Engine
+from worker.engines.llamacpp.context import Threads
 from worker.engines.llamacpp.engine import LlamaCppEngine
 from worker.engines.simulated import SimulatedEngine
 
@@ -26,20 +27,21 @@ def open_engine(config: MeshConfig, *, cores_shared_by: int) -> Engine:
         metadata = read_metadata(files.gguf_path)
         if config.worker.engine == "simulated":
             return SimulatedEngine(config, files.name, Vocabulary.from_metadata(metadata))
-        threads, passive_wait = _threads(config.worker.threads, cores_shared_by, _num_cores())
-        return LlamaCppEngine(config, files, metadata, threads=threads, passive_wait=passive_wait)
+        threads = plan_threads(
+            config.worker.threads, cores_shared_by=cores_shared_by, num_cores=_num_cores()
+        )
+        return LlamaCppEngine(config, files, metadata, threads=threads)
     except (InvalidArgument, OSError, ValueError) as error:
         raise StartupError(str(error)) from error
 
 
-def _threads(setting: int, cores_shared_by: int, num_cores: int) -> tuple[int, bool]:
-    """How many threads a step takes, and whether they must not spin while they wait.
-
-    Spinning makes a step of several threads twice as fast, and halves the speed of
-    everybody once there are more threads than cores.
-    """
-    threads = setting or max(1, num_cores // cores_shared_by)
-    return threads, threads > 1 and threads * cores_shared_by > num_cores
+def plan_threads(setting: int, *, cores_shared_by: int, num_cores: int) -> Threads:
+    """Threads of one worker; `setting` 0 gives each its share of the cores."""
+    num_threads = setting or max(1, num_cores // cores_shared_by)
+    # Alone, spinning makes a step of several threads twice as fast. With more threads
+    # than cores it takes the cores from those that have work.
+    crowded = num_threads > 1 and num_threads * cores_shared_by > num_cores
+    return Threads(num_threads, passive_wait=crowded)
 
 
 def _num_cores() -> int:

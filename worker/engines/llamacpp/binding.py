@@ -13,6 +13,8 @@ import importlib.metadata
 import importlib.util
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import (
     POINTER,
     Structure,
@@ -197,6 +199,25 @@ def load_library(*, passive_wait: bool) -> ctypes.CDLL:
     return library
 
 
+@contextmanager
+def collect_errors(library: ctypes.CDLL) -> Iterator[list[str]]:
+    """What llama.cpp logs as errors meanwhile, for an exception to say."""
+    errors: list[str] = []
+
+    def collect(level: int, text: bytes, user_data: object) -> None:
+        if level == _LOG_ERROR:
+            errors.append(text.decode(errors="replace").strip())
+        else:
+            _log(level, text, user_data)
+
+    callback = LogCallback(collect)
+    library.llama_log_set(callback, None)
+    try:
+        yield errors
+    finally:
+        library.llama_log_set(_forward_log, None)
+
+
 def _find_library() -> Path:
     # Found, not imported: importing it would start its own server machinery.
     spec = importlib.util.find_spec(PACKAGE)
@@ -230,8 +251,9 @@ def _check_defaults(params: Structure, expected: dict[str, Any]) -> None:
         )
 
 
+_LOG_ERROR = 4
 # ggml_log_level to Python's. llama.cpp's warnings are remarks about its own tuning.
-_LOG_LEVELS = {2: logging.DEBUG, 3: logging.DEBUG, 4: logging.ERROR}
+_LOG_LEVELS = {2: logging.DEBUG, 3: logging.DEBUG, _LOG_ERROR: logging.ERROR}
 
 
 def _log(level: int, text: bytes, _user_data: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,14 @@ MAX_PASS_TOKENS = 512
 DECODE_FAILURES = {1: "the KV cache is full", 2: "it was aborted", -1: "the batch is invalid"}
 
 
+class Threads(NamedTuple):
+    """What a step may take of the machine."""
+
+    num_threads: int
+    # Threads that have done their part of a step sleep at once instead of spinning.
+    passive_wait: bool = False
+
+
 class LlamaContext:
     """The KV of `num_slots` sequences, and the model that computes it.
 
@@ -33,15 +41,12 @@ class LlamaContext:
     caller checks sequence ids: llama.cpp ends the process at one out of range.
     """
 
-    def __init__(
-        self, gguf_path: Path, settings: WorkerSettings, *, threads: int, passive_wait: bool
-    ) -> None:
-        self._llama = binding.load_library(passive_wait=passive_wait)
+    def __init__(self, gguf_path: Path, settings: WorkerSettings, threads: Threads) -> None:
+        self._llama = binding.load_library(passive_wait=threads.passive_wait)
         with ExitStack() as opened:
             model = self._load_model(gguf_path, opened)
             self._check_context(model, settings)
-            self._context = self._open_context(model, settings, threads, opened)
-            self._memory = self._llama.llama_get_memory(self._context)
+            self._context = self._open_context(model, settings, threads.num_threads, opened)
             vocabulary = self._llama.llama_model_get_vocab(model)
             self.vocabulary_size: int = self._llama.llama_vocab_n_tokens(vocabulary)
             self._opened = opened.pop_all()
@@ -78,7 +83,8 @@ class LlamaContext:
             raise EngineFailure(f"llama.cpp took {written} of {blob.size} bytes of KV")
 
     def forget(self, sequence: int) -> None:
-        if not self._llama.llama_memory_seq_rm(self._memory, sequence, -1, -1):
+        memory = self._llama.llama_get_memory(self._pointer)
+        if not self._llama.llama_memory_seq_rm(memory, sequence, -1, -1):
             raise EngineFailure(f"llama.cpp did not clear sequence {sequence}")
 
     def close(self) -> None:
@@ -95,9 +101,10 @@ class LlamaContext:
     def _load_model(self, gguf_path: Path, opened: ExitStack) -> Any:
         params = self._llama.llama_model_default_params()
         params.n_gpu_layers = 0
-        model = self._llama.llama_model_load_from_file(str(gguf_path).encode(), params)
+        with binding.collect_errors(self._llama) as errors:
+            model = self._llama.llama_model_load_from_file(str(gguf_path).encode(), params)
         if not model:
-            raise StartupError(f"llama.cpp cannot load the model {gguf_path}")
+            raise StartupError(f"llama.cpp cannot load {gguf_path}: {' '.join(errors[:1])}")
         opened.callback(self._llama.llama_model_free, model)
         return model
 
@@ -110,7 +117,7 @@ class LlamaContext:
             )
 
     def _open_context(
-        self, model: Any, settings: WorkerSettings, threads: int, opened: ExitStack
+        self, model: Any, settings: WorkerSettings, num_threads: int, opened: ExitStack
     ) -> int | None:
         multiples = -(-settings.max_context_tokens // CONTEXT_MULTIPLE)
         params = self._llama.llama_context_default_params()
@@ -118,15 +125,16 @@ class LlamaContext:
         params.n_ctx = settings.num_slots * multiples * CONTEXT_MULTIPLE
         params.n_batch = settings.max_batch_tokens
         params.n_ubatch = min(settings.max_batch_tokens, MAX_PASS_TOKENS)
-        params.n_threads = params.n_threads_batch = threads
+        params.n_threads = params.n_threads_batch = num_threads
         params.flash_attn_type = binding.FLASH_ATTENTION_ON
         params.type_k = params.type_v = KV_TYPES[settings.kv_type]
         params.kv_unified = False
-        context: int | None = self._llama.llama_init_from_model(model, params)
+        with binding.collect_errors(self._llama) as errors:
+            context: int | None = self._llama.llama_init_from_model(model, params)
         if not context:
             raise StartupError(
                 f"llama.cpp cannot make a context of {params.n_ctx} tokens"
-                " (worker.num_slots x worker.max_context_tokens)"
+                f" (worker.num_slots x worker.max_context_tokens): {' '.join(errors[:1])}"
             )
         opened.callback(self._llama.llama_free, context)
         return context

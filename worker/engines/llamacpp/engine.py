@@ -13,7 +13,7 @@ from services.models.vocabulary import Vocabulary
 from worker.engines.contract import Bytes, EngineFailure, EngineInfo, Logits, Work
 from worker.engines.llamacpp import binding
 from worker.engines.llamacpp.batch import TokenBatch
-from worker.engines.llamacpp.context import LlamaContext
+from worker.engines.llamacpp.context import LlamaContext, Threads
 from worker.engines.llamacpp.fingerprint import fingerprint
 from worker.engines.llamacpp.kvblob import BlobLayout
 from worker.engines.slots import Slots
@@ -32,14 +32,11 @@ class LlamaCppEngine:
         files: ModelFiles,
         metadata: Mapping[str, Any],
         *,
-        threads: int,
-        passive_wait: bool = False,
+        threads: Threads,
     ) -> None:
         vocabulary = Vocabulary.from_metadata(metadata)
         worker = config.worker
-        self._context = LlamaContext(
-            files.gguf_path, worker, threads=threads, passive_wait=passive_wait
-        )
+        self._context = LlamaContext(files.gguf_path, worker, threads)
         self._batch = TokenBatch(max_tokens=worker.max_batch_tokens, num_slots=worker.num_slots)
         self._layout = self._learn_layout()
         # Written once here: the first touch of fresh memory costs more than a transfer.
