@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from typing import Any
 
-from firsttoken.client import MeshClient, MeshError
 from services.bench import reuse
 from services.cli import rpc
 
@@ -19,12 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     shared.add_argument("--shared-tokens", type=int, default=500, metavar="N")
     shared.add_argument("--pairs", type=int, default=5, metavar="N")
-    shared.add_argument(
-        "--router",
-        default=os.environ.get("FIRSTTOKEN_ROUTER") or "127.0.0.1:7100",
-        metavar="HOST:PORT",
-        help="where the mesh answers (default: FIRSTTOKEN_ROUTER, or 127.0.0.1:7100)",
-    )
+    rpc.add_router_option(shared)
     shared.add_argument("--json", action="store_true", help="end with one line of JSON")
 
 
@@ -45,11 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _reuse(arguments: argparse.Namespace) -> dict[str, Any]:
-    try:
-        async with MeshClient(arguments.router) as client:
-            pairs = await reuse.measure(
-                client, shared_tokens=arguments.shared_tokens, num_pairs=arguments.pairs
-            )
-    except MeshError as error:
-        raise rpc.from_mesh_error(error, f"no router at {arguments.router}", "--router") from None
+    async with rpc.mesh_client(arguments.router) as client:
+        pairs = await reuse.measure(
+            client, shared_tokens=arguments.shared_tokens, num_pairs=arguments.pairs
+        )
     return reuse.to_document(pairs, shared_tokens=arguments.shared_tokens)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 
-from firsttoken.client import Answer, MeshClient, MeshError, Options
+from firsttoken.client import Answer, Options
 from services.cli import answers, prompts, rpc
 from services.cli.failures import Failure
 from services.cli.prompts import Prompt
@@ -22,12 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=_natural, metavar="N", help="same seed, same answer")
     add("--stop", action="append", metavar="TEXT", help="end before TEXT; may be repeated")
     add("--deadline", type=float, metavar="SECONDS", help="give up after this long")
-    add(
-        "--router",
-        default=os.environ.get("FIRSTTOKEN_ROUTER") or "127.0.0.1:7100",
-        metavar="HOST:PORT",
-        help="where the mesh answers (default: FIRSTTOKEN_ROUTER, or 127.0.0.1:7100)",
-    )
+    rpc.add_router_option(parser)
     add("--json", action="store_true", help="print one line of JSON, and nothing else")
 
 
@@ -52,12 +46,12 @@ async def _generate(prompt: Prompt, arguments: argparse.Namespace) -> Answer:
     )
     write = _ignore if arguments.json else answers.print_piece
     try:
-        async with MeshClient(arguments.router) as client:
+        async with rpc.mesh_client(arguments.router) as client:
             return await answers.stream_answer(client, prompt, options, write)
-    except MeshError as error:
+    except Failure:
         if sys.stdout.isatty():
             print()  # the text may have ended anywhere
-        raise rpc.from_mesh_error(error, f"no router at {arguments.router}", "--router") from None
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise Failure(f"the request makes no sense: {error}", code="INVALID_ARGUMENT") from None
 

@@ -102,18 +102,10 @@ class LocalMesh:
             supervisor.kill()
 
     async def _run(self) -> None:
-        control = self._supervise(
-            Service(
-                name="control",
-                module=CONTROL,
-                arguments=("--config", str(self._plan.config_file)),
-                listen=self._plan.control_listen,
-                keeps_address=True,
-            )
-        )
+        control = self._supervise(_control(self._plan))
         await control.start()
         control.report(f"ready on {control.address}")
-        members = [self._supervise(service) for service in self._members(control.address)]
+        members = [self._supervise(each) for each in _members(self._plan, control.address)]
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(control.keep_running())
@@ -123,28 +115,6 @@ class LocalMesh:
                 self._ready.set()
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
-
-    def _members(self, control: str) -> list[Service]:
-        workers = self._plan.num_workers
-        joined = ("--control", control)
-        return [
-            Service(name="tokenizer", module=TOKENIZER, arguments=joined),
-            *(
-                Service(
-                    name=f"worker-{number}",
-                    module=WORKER,
-                    arguments=(*joined, "--cores-shared-by", str(workers)),
-                )
-                for number in range(1, workers + 1)
-            ),
-            Service(
-                name="router",
-                module=ROUTER,
-                arguments=joined,
-                listen=self._plan.router_listen,
-                keeps_address=True,
-            ),
-        ]
 
     def _supervise(self, service: Service) -> Supervisor:
         def report(text: str) -> None:
@@ -176,3 +146,32 @@ class LocalMesh:
 async def _start_and_keep(supervisor: Supervisor) -> NoReturn:
     await supervisor.start()
     await supervisor.keep_running()
+
+
+def _control(plan: MeshPlan) -> Service:
+    return Service(
+        name="control",
+        module=CONTROL,
+        arguments=("--config", str(plan.config_file)),
+        listen=plan.control_listen,
+        keeps_address=True,
+    )
+
+
+def _members(plan: MeshPlan, control: str) -> list[Service]:
+    joined = ("--control", control)
+    shared = (*joined, "--cores-shared-by", str(plan.num_workers))
+    return [
+        Service(name="tokenizer", module=TOKENIZER, arguments=joined),
+        *(
+            Service(name=f"worker-{number}", module=WORKER, arguments=shared)
+            for number in range(1, plan.num_workers + 1)
+        ),
+        Service(
+            name="router",
+            module=ROUTER,
+            arguments=joined,
+            listen=plan.router_listen,
+            keeps_address=True,
+        ),
+    ]

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import grpc
 
 from firsttoken._errors import to_mesh_error
-from firsttoken.client import MeshError
+from firsttoken.client import MeshClient, MeshError
 from firsttoken.control.v1 import control_pb2_grpc
 from services.cli.failures import Failure
 from services.core.errors import InvalidArgument
@@ -32,6 +32,15 @@ def add_control_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_router_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--router",
+        default=os.environ.get("FIRSTTOKEN_ROUTER") or "127.0.0.1:7100",
+        metavar="HOST:PORT",
+        help="where the mesh answers (default: FIRSTTOKEN_ROUTER, or 127.0.0.1:7100)",
+    )
+
+
 def run(main: Coroutine[Any, Any, T]) -> T:
     """asyncio.run; what a person got wrong becomes a Failure."""
     try:
@@ -44,6 +53,16 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 @contextlib.asynccontextmanager
+async def mesh_client(router: str) -> AsyncIterator[MeshClient]:
+    """Failed requests inside become a Failure."""
+    try:
+        async with MeshClient(router) as client:
+            yield client
+    except MeshError as error:
+        raise _to_failure(error, f"no router at {router}", "--router") from None
+
+
+@contextlib.asynccontextmanager
 async def control_stub(address: str) -> AsyncIterator[control_pb2_grpc.ControlServiceStub]:
     """Failed calls inside become a Failure."""
     async with open_channel(address) as channel:
@@ -51,10 +70,10 @@ async def control_stub(address: str) -> AsyncIterator[control_pb2_grpc.ControlSe
             yield control_pb2_grpc.ControlServiceStub(channel)
         except grpc.aio.AioRpcError as error:
             nobody = f"no control service at {address}"
-            raise from_mesh_error(to_mesh_error(error), nobody, "--control") from None
+            raise _to_failure(to_mesh_error(error), nobody, "--control") from None
 
 
-def from_mesh_error(error: MeshError, nobody: str, option: str) -> Failure:
+def _to_failure(error: MeshError, nobody: str, option: str) -> Failure:
     """`nobody` and `option`: what to say when nothing answers at the address."""
     code = error.code.name
     # The mesh gives a reason with each of its own errors.
