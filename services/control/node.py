@@ -13,6 +13,8 @@ from services.core.config import MeshConfig
 from services.runtime.server import MeshServer
 
 SERVICE_NAME = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
+# Its calls are short, and who does not read his stream would hold it up in vain.
+STOP_GRACE_S = 1.0
 
 
 class ControlNode:
@@ -35,6 +37,7 @@ class ControlNode:
             )
             await stack.enter_async_context(server)
             # Leaving runs in reverse: the streams end before the server waits for them.
+            stack.push_async_callback(server.stop, STOP_GRACE_S)
             stack.callback(hub.close)
             await server.set_serving(True)
             self.address = server.address

@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import time
 from collections.abc import Iterator
 from types import TracebackType
 
@@ -36,6 +37,7 @@ from services.core.config import MeshConfig, Snapshot, from_json, to_json
 from services.core.errors import InvalidArgument, Unavailable
 from services.runtime.logs import event
 from services.runtime.startup import StartupError
+from services.runtime.tasks import end_tasks
 
 CHECK_INTERVAL_S = 1.0
 MEMBERS_TTL_S = 5.0
@@ -86,10 +88,8 @@ class RedisStore:
         trace: TracebackType | None,
     ) -> None:
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
+        await end_tasks(tasks)
         if tasks:
-            await asyncio.wait(tasks)
             with contextlib.suppress(*FAILURES):
                 await self._records.withdraw()
         await self._records.close()
@@ -119,14 +119,7 @@ class RedisStore:
             return self._snapshot
 
     async def _begin(self) -> None:
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                stored = await self._first_answer()
-        except TimeoutError as error:
-            raise StartupError(
-                f"control.redis_url: no Redis answers at {self._place}"
-                f" (tried for {START_TIMEOUT_S:g} s)"
-            ) from error
+        stored = await self._first_answer()
         try:
             self._snapshot = Snapshot(stored.generation, from_json(stored.config_json))
         except (InvalidArgument, ValueError) as error:
@@ -137,11 +130,17 @@ class RedisStore:
         self._stored = stored
 
     async def _first_answer(self) -> StoredConfig:
+        deadline_s = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
                 return await self._records.ensure_config(self._stored)
-            except FAILURES:
-                await asyncio.sleep(RETRY_DELAY_S)
+            except FAILURES as error:
+                if time.monotonic() > deadline_s:
+                    raise StartupError(
+                        f"control.redis_url: no Redis answers at {self._place}"
+                        f" (tried for {START_TIMEOUT_S:g} s): {error}"
+                    ) from error
+            await asyncio.sleep(RETRY_DELAY_S)
 
     async def _keep_in_step(self) -> None:
         while True:

@@ -11,6 +11,7 @@ from services.control.hub import Hub, Session, configuration_of
 from services.core.config import MeshConfig, to_json
 from services.core.errors import InvalidArgument
 from services.runtime.server import Context
+from services.runtime.tasks import end_tasks
 
 
 class ControlService(control_pb2_grpc.ControlServiceServicer):
@@ -38,8 +39,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.wait({task})
+            await end_tasks([task])
             failure = None if task.cancelled() else task.exception()
         if failure is not None:
             raise failure

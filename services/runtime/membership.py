@@ -20,6 +20,7 @@ from services.core.errors import InvalidArgument
 from services.runtime.channels import open_channel
 from services.runtime.logs import event
 from services.runtime.startup import StartupError
+from services.runtime.tasks import end_tasks
 
 JoinCall: TypeAlias = "grpc.aio.StreamStreamCall[control_pb2.JoinRequest, control_pb2.JoinResponse]"
 Members: TypeAlias = tuple[control_pb2.Member, ...]
@@ -105,8 +106,7 @@ class ControlClient:
         """Leave: the stream's end tells the others."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+            await end_tasks([task])
 
     @property
     def snapshot(self) -> Snapshot:
@@ -182,9 +182,8 @@ class ControlClient:
         try:
             yield call
         finally:
-            task.cancel()
             call.cancel()
-            await asyncio.wait({task})
+            await end_tasks([task])
 
     async def _report(self, call: JoinCall) -> None:
         # A stream that has ended refuses writes; whoever reads it learns why.

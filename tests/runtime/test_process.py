@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE
+from pathlib import Path
+
+import grpc
+import pytest
+
+from firsttoken.control.v1 import control_pb2, control_pb2_grpc
+from services.runtime.channels import open_channel
+from services.runtime.server import MeshServer
+from tests.control.mesh import make_member, operating
+from tests.runtime.processes import DEADLINE_S, run, running
+
+CONTROL = "services.control"
+
+
+def events(errors: str) -> list[str]:
+    return [json.loads(line)["event"] for line in errors.splitlines()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_stops_it_in_order(number: signal.Signals) -> None:
+    async with running(CONTROL) as control:
+        control.send(number)
+        code, errors = await control.end()
+
+    assert code == 0
+    assert events(errors) == [
+        f"control listening on {control.address}",
+        "control stopping",
+        "control stopped",
+    ]
+
+
+async def test_it_is_serving_when_it_says_where() -> None:
+    async with running(CONTROL) as control, operating(control.address) as operator:
+        assert await operator.generation() == 1
+
+
+async def test_it_stops_when_its_parent_is_gone() -> None:
+    async with running(CONTROL) as control:
+        control.cut_lifeline()
+        code, errors = await control.end()
+
+    assert code == 0
+    assert events(errors)[-1] == "control stopped"
+
+
+async def test_bytes_on_the_lifeline_mean_nothing() -> None:
+    read, write = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", CONTROL, "--lifeline-fd", str(read)), pass_fds=[read], stderr=PIPE
+    )
+    os.close(read)
+    assert process.stderr is not None
+    first = await asyncio.wait_for(process.stderr.readline(), DEADLINE_S)
+    os.write(write, b"still here")
+    address = json.loads(first)["address"]
+    async with operating(address) as operator:
+        generation = await operator.generation()
+    os.close(write)
+    await asyncio.wait_for(process.communicate(), DEADLINE_S)
+
+    assert generation == 1
+    assert process.returncode == 0
+
+
+async def test_it_stops_with_streams_open() -> None:
+    async with running(CONTROL) as control, operating(control.address) as operator:
+        join = await operator.join(make_member("a"))
+        await join.read()
+        control.send(signal.SIGTERM)
+        code, _ = await control.end()
+
+    assert code == 0
+
+
+async def test_it_stops_although_nobody_reads_the_streams() -> None:
+    """A member that is stopped, or whose machine hangs, must not hold up the others' control."""
+    async with running(CONTROL) as control, operating(control.address) as operator:
+        slow = [await operator.join(make_member(f"{n}", detail="x" * 400_000)) for n in range(20)]
+        while len(await operator.members()) < 20:
+            await asyncio.sleep(0.01)
+        control.send(signal.SIGTERM)
+        code, _ = await control.end()
+        for join in slow:
+            join.cancel()
+
+    assert code == 0
+
+
+async def test_a_second_signal_ends_it_at_once() -> None:
+    """The first one waits for a call that does not end."""
+    async with running("tests.runtime.stubborn") as node, open_channel(node.address) as channel:
+        stub = control_pb2_grpc.ControlServiceStub(channel)
+        call = stub.GetConfig(control_pb2.GetConfigRequest())
+        assert node.process.stdout is not None
+        await asyncio.wait_for(node.process.stdout.readline(), DEADLINE_S)  # the call is in
+        node.send(signal.SIGINT)
+        await asyncio.wait_for(node.process.stdout.readline(), DEADLINE_S)  # it is stopping
+        node.send(signal.SIGINT)
+        code, errors = await node.end()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call
+
+    assert code == -signal.SIGINT
+    assert events(errors)[-1] == "stubborn stopping"
+
+
+async def test_a_port_in_use_is_one_line_and_exit_code_three() -> None:
+    async with MeshServer("127.0.0.1:0", service_names=[]) as other:
+        code, output, errors = await run(CONTROL, "--listen", other.address)
+
+    assert (code, output) == (3, "")
+    assert errors == (
+        f"control: cannot listen on {other.address}: the port is in use; choose another\n"
+    )
+
+
+async def test_a_signal_during_start_up_stops_it(tmp_path: Path) -> None:
+    """It waits for a Redis that accepts connections and says nothing."""
+    path = tmp_path / "mesh.toml"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        path.write_text(f'[control]\nredis_url = "{url}"\n')
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", CONTROL, "--config", str(path)), stderr=PIPE
+        )
+        connection, _ = await asyncio.to_thread(silent.accept)
+        process.send_signal(signal.SIGTERM)
+        _, errors = await asyncio.wait_for(process.communicate(), DEADLINE_S)
+        connection.close()
+
+    assert process.returncode == 0
+    assert events(errors.decode()) == ["control stopped"]
+
+
+async def test_a_bad_option_is_explained() -> None:
+    code, _, errors = await run(CONTROL, "--lisen", "127.0.0.1:0")
+
+    assert code == 2
+    assert "--lisen" in errors
