@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -167,9 +169,10 @@ async def test_a_new_configuration_applies_to_those_who_wait(dispatcher: Dispatc
     assert waiting.result().generation == 7
 
 
-@pytest.mark.parametrize("num_turns", range(8))
+@pytest.mark.parametrize("turns_after_release", range(4))
+@pytest.mark.parametrize("turns_before_release", range(4))
 async def test_a_cancel_at_any_turn_frees_everything(
-    dispatcher: Dispatcher, num_turns: int
+    dispatcher: Dispatcher, turns_before_release: int, turns_after_release: int
 ) -> None:
     dispatcher.update_workers([announce("a", num_slots=1)])
     first = asyncio.Event()
@@ -177,9 +180,9 @@ async def test_a_cancel_at_any_turn_frees_everything(
         group.create_task(hold(dispatcher, first))
         await turns()
         victim = group.create_task(hold(dispatcher, asyncio.Event()))
-        await turns(num_turns // 2)
-        first.set()  # so that some cancels meet the grant in the same turn
-        await turns(num_turns - num_turns // 2)
+        await turns(turns_before_release)
+        first.set()
+        await turns(turns_after_release)
         victim.cancel()
     dispatcher.check_idle()
 
@@ -204,3 +207,31 @@ async def test_a_request_cancelled_in_line_does_not_take_the_slot(
         last.set()
 
     assert not served.cancelled()
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_nobody_waits_while_a_worker_has_room(dispatcher: Dispatcher, seed: int) -> None:
+    rng = random.Random(seed)
+    running: list[tuple[asyncio.Task[Grant], asyncio.Event]] = []
+    for _ in range(200):
+        match rng.randrange(5):
+            case 0 | 1:
+                done = asyncio.Event()
+                request_class = rng.choice([INTERACTIVE, BATCH])
+                task = asyncio.ensure_future(hold(dispatcher, done, request_class))
+                running.append((task, done))
+            case 2 if running:
+                running.pop(rng.randrange(len(running)))[1].set()
+            case 3 if running:
+                running.pop(rng.randrange(len(running)))[0].cancel()
+            case 4:
+                names = rng.sample("abcd", rng.randrange(1, 5))
+                dispatcher.update_workers(
+                    announce(name, num_slots=rng.randint(1, 3)) for name in names
+                )
+        await turns()
+        room = sum(worker.room(time.monotonic()) for worker in dispatcher.workers)
+        assert not (dispatcher.num_waiting and room)
+    for task, _ in running:
+        task.cancel()
+    await asyncio.gather(*(task for task, _ in running), return_exceptions=True)

@@ -216,6 +216,23 @@ async def test_a_tokenizer_just_killed_costs_no_request() -> None:
                 group.create_task(mesh.complete())
 
 
+async def test_a_worker_that_answers_again_is_trusted_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.fleet.FIRST_SUSPICION_S", 0.02)
+    async with (
+        run_mesh(simulated()) as mesh,
+        TokenizerNode(control=mesh.control),
+        WorkerNode(control=mesh.control),
+    ):
+        await mesh.ready(1)
+        [worker] = mesh.workers
+        mesh.router.mesh.dispatcher.failed(worker)
+        await mesh.complete()
+
+        assert worker.num_failures == 0
+
+
 async def test_a_worker_back_at_its_address_is_used_at_once() -> None:
     config = simulated(router={"worker_wait_s": 30.0})
     async with run_mesh(config) as mesh, TokenizerNode(control=mesh.control):

@@ -19,6 +19,7 @@ from firsttoken.router.v1 import inference_pb2, inference_pb2_grpc
 from router.node import RouterNode
 from services.core.ledger import Segment
 from services.core.tokens import pack
+from services.runtime.startup import StartupError
 from tests.conftest import Mesh, MeshFactory
 from tests.router.meshes import configure, endless, idle, simulated
 from tests.runtime.waiting import eventually
@@ -245,7 +246,7 @@ async def test_changes_the_strategy_under_load_without_failing_a_request(mesh: M
         done.set()
 
 
-async def test_is_healthy_and_reflects_once_it_has_joined(mesh: Mesh) -> None:
+async def test_is_healthy_once_it_has_joined(mesh: Mesh) -> None:
     async with grpc.aio.insecure_channel(mesh.router.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         for service in ("", "firsttoken.router.v1.InferenceService"):
@@ -280,3 +281,9 @@ async def test_two_routers_share_the_workers(mesh: Mesh) -> None:
         await idle(router)
 
     assert answer.attempts == 1
+
+
+async def test_cannot_start_at_an_address_in_use(mesh: Mesh) -> None:
+    second = RouterNode(control=mesh.control.address, listen=mesh.router.address)
+    with pytest.raises(StartupError, match=r"cannot listen on .*in use"):
+        await second.__aenter__()

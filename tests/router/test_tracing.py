@@ -1,0 +1,78 @@
+"""A request is one trace, from its caller through every process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.trace.v1 import trace_pb2
+
+from firsttoken.client import MeshError
+from services.core import config
+from services.core.ledger import Segment
+from tests.conftest import MeshFactory
+
+TRACE_ID, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """An OTLP collector that keeps what it receives."""
+
+    def __init__(self) -> None:
+        self.spans: list[trace_pb2.Span] = []
+
+    async def Export(
+        self, request: trace_service_pb2.ExportTraceServiceRequest, context: Any
+    ) -> trace_service_pb2.ExportTraceServiceResponse:
+        for resource in request.resource_spans:
+            for scope in resource.scope_spans:
+                self.spans.extend(scope.spans)
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+    def named(self, name: str) -> trace_pb2.Span:
+        [span] = [span for span in self.spans if span.name == name]
+        return span
+
+
+@asynccontextmanager
+async def run_collector() -> AsyncIterator[tuple[Collector, str]]:
+    """It, and its endpoint."""
+    collector, server = Collector(), grpc.aio.server()
+    add: Any = trace_service_pb2_grpc.add_TraceServiceServicer_to_server  # untyped
+    add(collector, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield collector, f"http://127.0.0.1:{port}"
+    await server.stop(0)
+
+
+def traced(endpoint: str) -> config.MeshConfig:
+    return config.parse(
+        {"telemetry": {"otlp_endpoint": endpoint}, "worker": {"engine": "simulated"}}
+    )
+
+
+async def test_every_hop_is_a_span_of_the_caller_s_trace(mesh_of: MeshFactory) -> None:
+    async with run_collector() as (collector, endpoint), mesh_of(traced(endpoint)) as mesh:
+        await mesh.client.complete("Hello", max_tokens=2, traceparent=f"00-{TRACE_ID}-{CALLER}-01")
+    router = collector.named("router.generate")
+    below = {span.name for span in collector.spans if span.parent_span_id == router.span_id}
+
+    assert {span.trace_id.hex() for span in collector.spans} == {TRACE_ID}
+    assert router.parent_span_id.hex() == CALLER
+    assert below == {"tokenizer.encode", "worker.generate", Segment.QUEUE, Segment.ROUTE}
+    assert "first_token" in {event.name for event in router.events}
+
+
+async def test_a_refused_request_is_a_span_that_says_why(mesh_of: MeshFactory) -> None:
+    async with run_collector() as (collector, endpoint), mesh_of(traced(endpoint)) as mesh:
+        with pytest.raises(MeshError):
+            await mesh.client.complete("")
+    router = collector.named("router.generate")
+
+    assert router.status.code == trace_pb2.Status.STATUS_CODE_ERROR
+    assert router.status.message == "text: must not be empty"
