@@ -83,6 +83,11 @@ class AdmissionQueue(Generic[Item]):
     def num_pending(self) -> int:
         return len(self._preparing) + self.num_waiting
 
+    @property
+    def has_place(self) -> bool:
+        """One more may enter, whether workers have room or not."""
+        return self.num_pending < self._max_queue
+
     def enter(self, request_class: RequestClass, *, room: int) -> Ticket[Item]:
         """Raises Overloaded when full. `room`: requests that workers could take now."""
         if self.num_pending >= self._max_queue + room:

@@ -83,7 +83,8 @@ class Dispatcher:
 
     def enter(self, request_class: RequestClass) -> Place:
         """A place to hold as a context. Raises Overloaded when the queue is full."""
-        return self._queue.enter(request_class, room=self._fleet.room(self._clock()))
+        room = 0 if self._queue.has_place else self._fleet.room(self._clock())
+        return self._queue.enter(request_class, room=room)
 
     async def wait_for_worker(self, place: Place, prompt: Prompt) -> Grant:
         """Raises Unavailable when no worker has been there for router.worker_wait_s."""

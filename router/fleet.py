@@ -32,10 +32,18 @@ class Announced(NamedTuple):
 class Worker:
     """One incarnation of a worker. Only the fleet changes it."""
 
-    __slots__ = ("announced", "avoided_until_s", "in_flight", "num_failures", "present", "turn")
+    __slots__ = (
+        "announced",
+        "avoided_until_s",
+        "identity",
+        "in_flight",
+        "num_failures",
+        "present",
+        "turn",
+    )
 
     def __init__(self, announced: Announced) -> None:
-        self.announced = announced
+        self.announce(announced)
         self.present = True
         self.in_flight = 0
         # Failed calls since the last that was answered.
@@ -46,6 +54,11 @@ class Worker:
 
     def __repr__(self) -> str:
         return f"<Worker {self.announced.id}, {self.in_flight} in flight>"
+
+    def announce(self, announced: Announced) -> None:
+        self.announced = announced
+        # What affinity hangs on. Not the id: who restarts in its place keeps its requests.
+        self.identity = announced.address.encode()
 
     @property
     def ready(self) -> bool:
@@ -114,7 +127,7 @@ class Fleet:
             worker = self._workers.setdefault(member_id, Worker(each))
             if each.ready and not worker.announced.ready:
                 _clear(worker)
-            worker.announced = each
+            worker.announce(each)
         for worker in self.workers:
             self._forget_if_gone(worker)
 

@@ -120,6 +120,4 @@ def _digest(data: bytes) -> bytes:
 
 
 def _affinity(worker: Worker, beginning: bytes) -> bytes:
-    # The address, not the id: a worker that restarts in its place keeps its requests.
-    address = worker.announced.address.encode()
-    return hashlib.blake2b(beginning, digest_size=8, key=address[-64:]).digest()
+    return hashlib.blake2b(beginning + worker.identity, digest_size=8).digest()
