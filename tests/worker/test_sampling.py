@@ -57,13 +57,22 @@ def reference_token(logits: Logits, sampling: Sampling, fraction: float) -> int:
     return next(token_id for token_id, mass in zip(kept, running, strict=True) if mass > target)
 
 
+def extreme_seeds() -> tuple[int, int]:
+    """Of many seeds, those that draw nearest to 0 and to 1 for a first token."""
+    seeds = np.arange(1 << 18, dtype=np.uint64)
+    fractions = uniform(seeds, np.zeros_like(seeds))
+    return int(fractions.argmin()), int(fractions.argmax())
+
+
+LIKELIEST, LEAST_LIKELY = extreme_seeds()
+
 samplings = st.builds(
     Sampling,
     temperature=st.sampled_from([0.0, 0.3, 0.7, 1.0, 2.0]),
     top_k=st.sampled_from([0, 1, 5, 300]),
     top_p=st.sampled_from([1.0, 0.999, 0.9, 0.3]),
     min_p=st.sampled_from([0.0, 0.05, 1.0]),
-    seed=st.integers(0, 2**64 - 1),
+    seed=st.sampled_from([LIKELIEST, LEAST_LIKELY]) | st.integers(0, 2**64 - 1),
     repetition_penalty=st.sampled_from([1.0, 1.3, 0.5]),
     presence_penalty=st.sampled_from([0.0, 1.5]),
     frequency_penalty=st.sampled_from([0.0, -0.5]),
@@ -130,26 +139,35 @@ def test_a_draw_is_the_reference_draw(seed: int, width: int, sampling: Sampling)
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(temperature=1.0, top_p=0.99),
-        Sampling(temperature=5.0, top_p=0.9),
-        Sampling(temperature=1.0, min_p=1e-6),
-        Sampling(temperature=1.0, top_k=3000),
-        Sampling(temperature=1.0, top_k=3000, top_p=0.999, min_p=1e-5),
+        Sampling(temperature=5.0, top_p=0.5),
+        Sampling(temperature=5.0, top_p=0.99),
+        Sampling(temperature=5.0, min_p=0.05),
+        Sampling(temperature=5.0, top_k=400),
+        Sampling(temperature=5.0, top_k=3000),
+        Sampling(temperature=5.0, top_k=3000, top_p=0.999, min_p=0.01),
     ],
 )
 def test_many_candidates_are_kept_as_exactly_as_few(sampling: Sampling) -> None:
     logits = logits_of(5, 1, 5000)
     kept = list(reference_kept(logits[0], sampling))
-    drawn = {
+    first, last = (
         sample(logits, [Row(dataclasses.replace(sampling, seed=seed), NO_IDS, ())])[0].token_id
-        for seed in range(300)
-    }
+        for seed in (LIKELIEST, LEAST_LIKELY)
+    )
 
     assert len(kept) > 300
-    assert drawn <= set(kept)
-    # Both ends of the ranking are within reach.
-    assert len(drawn & set(kept[: len(kept) // 2])) > 10
-    assert drawn & set(kept[50:])
+    assert (first, last) == (kept[0], kept[-1])
+
+
+@pytest.mark.parametrize("width", [4096, 4097, 4160, 9999])
+def test_all_of_a_wide_vocabulary_can_be_drawn(width: int) -> None:
+    logits = logits_of(3, 1, width, spread=0.5)
+    seeds = [LIKELIEST, LEAST_LIKELY, *range(20)]
+    for seed in seeds:
+        sampling = Sampling(temperature=1.0, seed=seed)
+        (fraction,) = uniform(np.array([seed], np.uint64), np.zeros(1, np.uint64))
+        (sampled,) = sample(logits, [Row(sampling, NO_IDS, ())])
+        assert sampled.token_id == reference_token(logits[0], sampling, fraction)
 
 
 def test_draws_follow_the_distribution() -> None:
