@@ -109,3 +109,12 @@ def test_a_blob_of_another_form_is_refused(blob: Bytes, message: str) -> None:
 def test_a_transposed_v_is_refused() -> None:
     with pytest.raises(ValueError, match="flash attention must be on"):
         BlobLayout.learn(blob_of(Tensors((4, 4)), 1, transposed=1))
+
+
+@given(st.integers(0, 75))
+def test_a_blob_that_ends_early_teaches_nothing(size: int) -> None:
+    blob = blob_of(Tensors((4, 4)), 1)
+
+    assert blob.size == 76
+    with pytest.raises(ValueError, match=r"end early|bytes; got"):
+        BlobLayout.learn(blob[:size])

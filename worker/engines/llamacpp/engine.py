@@ -10,6 +10,7 @@ import numpy as np
 from services.core.config import MeshConfig
 from services.models.catalog import ModelFiles
 from services.models.vocabulary import Vocabulary
+from services.runtime.startup import StartupError
 from worker.engines.contract import Bytes, EngineFailure, EngineInfo, Logits, Work
 from worker.engines.llamacpp import binding
 from worker.engines.llamacpp.batch import TokenBatch
@@ -109,7 +110,11 @@ class LlamaCppEngine:
         blob = np.empty(self._context.state_bytes(0), np.uint8)
         self._context.read_state(0, blob)
         self._context.forget(0)
-        return BlobLayout.learn(blob)
+        try:
+            return BlobLayout.learn(blob)
+        except ValueError as error:
+            self.close()
+            raise StartupError(f"the model's KV cannot be cut into blocks: {error}") from error
 
     def _blob_of(self, num_tokens: int) -> Bytes:
         return self._scratch[: self._layout.blob_bytes(num_tokens)]

@@ -62,16 +62,16 @@ class BlobLayout:
 
         Learned, not derived: a model's metadata says it differently per architecture.
         """
-        magic, _, num_streams = _PREAMBLE.unpack_from(blob.data)
+        magic, _, num_streams = _unpack(_PREAMBLE, blob, 0)
         cells_at, num_tokens = _find_cells(blob, num_streams)
         offset = cells_at + num_tokens * _CELL.itemsize
-        transposed, num_layers, *rotations = _TENSORS.unpack_from(blob.data, offset)
+        transposed, num_layers, *rotations = _unpack(_TENSORS, blob, offset)
         if transposed:
             raise ValueError("V is transposed; flash attention must be on")
         offset += _TENSORS.size
         tensors = []
         for _ in range(2 * num_layers):
-            tensors.append(_TENSOR.unpack_from(blob.data, offset))
+            tensors.append(_unpack(_TENSOR, blob, offset))
             offset += _TENSOR.size + num_tokens * tensors[-1][1]
         runs = tuple(
             TensorRun(len(list(group)), *tensor) for tensor, group in itertools.groupby(tensors)
@@ -174,11 +174,17 @@ class BlobLayout:
             start = end
 
 
+def _unpack(form: struct.Struct, blob: Bytes, offset: int) -> tuple[int, ...]:
+    if offset + form.size > blob.size:
+        raise ValueError(f"{blob.size} bytes end early")
+    return form.unpack_from(blob.data, offset)
+
+
 def _find_cells(blob: Bytes, num_streams: int) -> tuple[int, int]:
     """Where the cells begin, and how many there are."""
     offset = _PREAMBLE.size
     for _ in range(num_streams):
-        (num_cells,) = _COUNT.unpack_from(blob.data, offset)
+        (num_cells,) = _unpack(_COUNT, blob, offset)
         offset += _COUNT.size
         if num_cells:
             return offset, num_cells
