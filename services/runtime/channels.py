@@ -44,7 +44,11 @@ def open_channel(address: str) -> grpc.aio.Channel:
 
 
 class Channels:
-    """An async context manager that owns one channel per address."""
+    """An async context manager that owns one channel per address.
+
+    End calls before their channel is dropped or closed: grpc.aio finds only some of
+    them, leaves the others to their peer, and a read begun afterwards may hang.
+    """
 
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -68,7 +72,7 @@ class Channels:
         return channel
 
     def drop(self, address: str) -> None:
-        """Close the channel to a peer that is gone; calls on it are cancelled."""
+        """Close the channel to a peer that is gone."""
         channel = self._channels.pop(address, None)
         if channel is not None:
             task = asyncio.ensure_future(channel.close())

@@ -6,6 +6,7 @@ object a line, on stderr.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -54,7 +55,10 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(entry, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+        try:
+            return orjson.dumps(entry, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+        except orjson.JSONEncodeError:  # a lone surrogate, a number beyond 64 bits
+            return json.dumps(entry, default=str)
 
 
 class ReadableFormatter(logging.Formatter):

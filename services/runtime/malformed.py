@@ -95,7 +95,7 @@ class _Cursor:
     def read_key(self) -> _Key:
         value = self._read_varint()
         key = _Key(value >> 3, value & 7)
-        if key.number == 0:
+        if key.number == 0 or value >> 32:
             raise _Truncated
         return key
 

@@ -27,12 +27,17 @@ Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
 MAX_TRACESTATE_CHARACTERS = 512
+MAX_TRACESTATE_MEMBERS = 32
 MAX_QUEUED_SPANS = 4096
 EXPORT_INTERVAL_S = 1.0
 EXPORT_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 2.0
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_TRACESTATE_MEMBER = re.compile(
+    r"([a-z0-9][a-z0-9_\-*/@]{0,255})="
+    r"([\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e])"
+)
 _UNSET = Status(StatusCode.UNSET)
 _SCOPE = InstrumentationScope("firsttoken")
 _EXPORTER_LOGGERS = (
@@ -56,12 +61,13 @@ class TraceContext(NamedTuple):
     @classmethod
     def from_metadata(cls, metadata: Metadata | None) -> TraceContext:
         """The caller's context; a new trace when it has none, or a malformed one."""
-        found = {
-            key: value
-            for key, value in metadata or ()
-            if key in (TRACEPARENT, TRACESTATE) and isinstance(value, str)
-        }
-        match = _TRACEPARENT.fullmatch(found.get(TRACEPARENT, ""))
+        parents, states = [], []
+        for key, value in metadata or ():
+            if key == TRACEPARENT:
+                parents.append(str(value))
+            elif key == TRACESTATE:
+                states.append(str(value))
+        match = _TRACEPARENT.fullmatch(parents[0]) if len(parents) == 1 else None
         if match is None:
             return cls.new()
         version, trace_id, span_id, flags, more = match.groups()
@@ -71,7 +77,7 @@ class TraceContext(NamedTuple):
             or not int(trace_id, 16) * int(span_id, 16)
         ):
             return cls.new()
-        tracestate = found.get(TRACESTATE, "")
+        tracestate = ",".join(states)
         if len(tracestate) > MAX_TRACESTATE_CHARACTERS:
             tracestate = ""
         return cls(trace_id, span_id, bool(int(flags, 16) & 1), tracestate)
@@ -106,11 +112,15 @@ class Tracing:
     def __init__(self, endpoint: str, *, service: str, member_id: str) -> None:
         self._identity = {"service.name": service, "service.instance.id": member_id}
         self._resource = Resource(self._identity)
+        self._exporter: OTLPSpanExporter | None = None
         self._processor: BatchSpanProcessor | None = None
         if endpoint:
-            _quieten_exporter(endpoint)
+            self._one_line = _OneLine(endpoint)
+            for name in _EXPORTER_LOGGERS:
+                logging.getLogger(name).addFilter(self._one_line)
+            self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)
             self._processor = BatchSpanProcessor(
-                OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S),
+                self._exporter,
                 max_queue_size=MAX_QUEUED_SPANS,
                 schedule_delay_millis=EXPORT_INTERVAL_S * 1000,
             )
@@ -129,10 +139,18 @@ class Tracing:
     async def close(self) -> None:
         """Export what is queued, as far as a short deadline lets it."""
         processor, self._processor = self._processor, None
-        if processor is not None:
-            await asyncio.to_thread(
-                processor._batch_processor.shutdown, int(CLOSE_TIMEOUT_S * 1000)
-            )
+        exporter, self._exporter = self._exporter, None
+        if processor is None or exporter is None:
+            return
+        flushing = asyncio.ensure_future(asyncio.to_thread(processor.shutdown))
+        try:
+            await asyncio.wait({flushing}, timeout=CLOSE_TIMEOUT_S)
+        finally:
+            # Ends the call in progress and the wait for another try; no-op when flushed.
+            exporter.shutdown()
+        await flushing
+        for name in _EXPORTER_LOGGERS:
+            logging.getLogger(name).removeFilter(self._one_line)
 
     @property
     def enabled(self) -> bool:
@@ -232,8 +250,21 @@ def _span_context(context: TraceContext, *, remote: bool = False) -> SpanContext
         int(context.span_id, 16),
         is_remote=remote,
         trace_flags=TraceFlags(TraceFlags.SAMPLED if context.sampled else TraceFlags.DEFAULT),
-        trace_state=TraceState.from_header([context.tracestate]) if context.tracestate else None,
+        trace_state=_trace_state(context.tracestate),
     )
+
+
+def _trace_state(header: str) -> TraceState | None:
+    """None when malformed: the SDK's own parser would log each one."""
+    entries: dict[str, str] = {}
+    for member in header.split(","):
+        if not (member := member.strip(" \t")):
+            continue
+        match = _TRACESTATE_MEMBER.fullmatch(member)
+        if match is None or len(entries) == MAX_TRACESTATE_MEMBERS:
+            return None
+        entries[match[1]] = match[2]
+    return TraceState(list(entries.items())) if entries else None
 
 
 class _OneLine(logging.Filter):
@@ -250,15 +281,3 @@ class _OneLine(logging.Filter):
         self._said = True
         record.msg, record.args, record.exc_info = self._line, (), None
         return True
-
-
-def _quieten_exporter(endpoint: str) -> None:
-    quiet = _OneLine(endpoint)
-    for name in (
-        "opentelemetry.exporter.otlp.proto.grpc.exporter",
-        "opentelemetry.sdk._shared_internal",
-    ):
-        target = logging.getLogger(name)
-        for old in [old for old in target.filters if isinstance(old, _OneLine)]:
-            target.removeFilter(old)
-        target.addFilter(quiet)
