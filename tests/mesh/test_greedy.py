@@ -14,12 +14,18 @@ from services.core import config as mesh_config
 from tests.conftest import Mesh, MeshFactory
 
 DATA = Path(__file__).parent.parent / "data"
-MAX_TOKENS = 16
+MAX_TOKENS = 12
 CONFIG = mesh_config.parse(
     {
         "mesh": {"block_tokens": 16},
-        # 24 blocks of 16 tokens: a few prompts push the others out.
-        "worker": {"num_slots": 8, "max_context_tokens": 512, "num_cache_blocks": 24},
+        "worker": {
+            "num_slots": 8,
+            "max_context_tokens": 512,
+            # 24 blocks of 16 tokens: a few prompts push the others out.
+            "num_cache_blocks": 24,
+            # Two threads that wait for each other crawl on a machine with anything else to do.
+            "threads": 1,
+        },
     }
 )
 
