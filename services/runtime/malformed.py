@@ -17,6 +17,14 @@ MAX_DEPTH = 100  # as protobuf's own parsers
 
 _VARINT, _FIXED64, _BYTES, _GROUP, _END_GROUP, _FIXED32 = range(6)
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
+_PACKED_BYTES = {
+    FieldDescriptor.TYPE_DOUBLE: 8,
+    FieldDescriptor.TYPE_FIXED64: 8,
+    FieldDescriptor.TYPE_SFIXED64: 8,
+    FieldDescriptor.TYPE_FLOAT: 4,
+    FieldDescriptor.TYPE_FIXED32: 4,
+    FieldDescriptor.TYPE_SFIXED32: 4,
+}
 
 
 class _Truncated(Exception):
@@ -62,7 +70,19 @@ def _check(field: FieldDescriptor, payload: memoryview, path: str, depth: int) -
         if depth == MAX_DEPTH:
             return Violation(path, f"is nested more than {MAX_DEPTH} messages deep")
         return _walk(field.message_type, payload, f"{path}.", depth + 1)
+    if field.is_repeated and field.type != FieldDescriptor.TYPE_BYTES:
+        _read_packed(payload, _PACKED_BYTES.get(field.type))
     return None
+
+
+def _read_packed(payload: memoryview, num_bytes: int | None) -> None:
+    """`num_bytes`: of each value; None for varints."""
+    cursor = _Cursor(payload)
+    while not cursor.at_end:
+        if num_bytes is None:
+            cursor.read_varint()
+        else:
+            cursor.take(num_bytes)
 
 
 def _check_utf8(payload: memoryview, path: str) -> Violation | None:
@@ -93,7 +113,7 @@ class _Cursor:
         return self.position == len(self._data)
 
     def read_key(self) -> _Key:
-        value = self._read_varint()
+        value = self.read_varint()
         key = _Key(value >> 3, value & 7)
         if key.number == 0 or value >> 32:
             raise _Truncated
@@ -102,11 +122,11 @@ class _Cursor:
     def read_payload(self, key: _Key) -> memoryview | None:
         """The bytes of a length-delimited field; None for every other kind, skipped."""
         if key.wire_type == _BYTES:
-            return self._take(self._read_varint())
+            return self.take(self.read_varint())
         if key.wire_type == _VARINT:
-            self._read_varint()
+            self.read_varint()
         elif key.wire_type in _FIXED_BYTES:
-            self._take(_FIXED_BYTES[key.wire_type])
+            self.take(_FIXED_BYTES[key.wire_type])
         elif key.wire_type == _GROUP:
             self._skip_group(key.number)
         else:
@@ -124,16 +144,16 @@ class _Cursor:
             elif key.number != open_groups.pop():
                 raise _Truncated
 
-    def _read_varint(self) -> int:
+    def read_varint(self) -> int:
         value = 0
         for shift in range(0, 70, 7):
-            byte = self._take(1)[0]
+            byte = self.take(1)[0]
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
         raise _Truncated
 
-    def _take(self, length: int) -> memoryview:
+    def take(self, length: int) -> memoryview:
         if length > len(self._data) - self.position:
             raise _Truncated
         start, self.position = self.position, self.position + length

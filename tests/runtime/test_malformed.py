@@ -79,6 +79,15 @@ def test_a_message_cut_off_inside_a_field_names_it() -> None:
     assert "cut off or corrupt" in violation.description
 
 
+def test_packed_values_cut_off_are_named() -> None:
+    ids = common_pb2.SamplingParams(stop_token_ids=[300]).SerializeToString()
+    data = ids[:-1] + b"\xff"  # a varint that goes on
+    violation = find_violation(common_pb2.SamplingParams.DESCRIPTOR, data)
+
+    assert violation.field == "stop_token_ids[0]"
+    assert "cut off or corrupt" in violation.description
+
+
 def test_unknown_fields_of_every_wire_type_are_passed_over() -> None:
     unknown = (
         b"\xf8\x06\x05"  # field 111, varint
