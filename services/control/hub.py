@@ -13,6 +13,7 @@ from services.control.state import Members, MeshState, changed_config
 from services.control.store import Store
 from services.core.config import Snapshot, to_json
 from services.core.errors import Conflict
+from services.runtime import logs
 from services.runtime.logs import event
 
 # Between two pushes to one member: a burst of changes becomes one push.
@@ -33,6 +34,7 @@ class Hub:
         self._state = MeshState(snapshot=store.subscribe(self))
         self._configuration = configuration_of(self._state.snapshot)
         self._membership = control_pb2.Membership()
+        logs.follow_level(self._state.snapshot.config.telemetry.log_level)
 
     @property
     def state(self) -> MeshState:
@@ -84,6 +86,7 @@ class Hub:
         if snapshot != self._state.snapshot:
             self._configuration = configuration_of(snapshot)
             self._swap(self._state.with_snapshot(snapshot))
+            logs.follow_level(snapshot.config.telemetry.log_level)
             event(logger, logging.INFO, "configured", generation=snapshot.generation)
 
     def joined_elsewhere(self, members: Members) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -313,13 +314,18 @@ def settings() -> Iterator[tuple[str, Rule]]:
     return _settings(MeshConfig, "")
 
 
-def _settings(cls: type[Any], prefix: str) -> Iterator[tuple[str, Rule]]:
-    hints = get_type_hints(cls)
+def _settings(cls: Any, prefix: str) -> Iterator[tuple[str, Rule]]:
+    hints = _hints(cls)
     for item in dataclasses.fields(cls):
         if "rule" in item.metadata:
             yield prefix + item.name, item.metadata["rule"]
         else:
             yield from _settings(hints[item.name], f"{prefix}{item.name}.")
+
+
+@functools.cache  # evaluating annotations is most of the cost of parsing
+def _hints(cls: Any) -> dict[str, Any]:
+    return get_type_hints(cls)
 
 
 def _flatten(section: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -331,11 +337,9 @@ def _flatten(section: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield prefix + item.name, value
 
 
-def _build(
-    cls: type[Any], document: Mapping[str, Any], prefix: str, violations: list[Violation]
-) -> Any:
+def _build(cls: Any, document: Mapping[str, Any], prefix: str, violations: list[Violation]) -> Any:
     fields = {item.name: item for item in dataclasses.fields(cls)}
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     values: dict[str, Any] = {}
     for key, value in document.items():
         path = prefix + key

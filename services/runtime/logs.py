@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TextIO
 
 import orjson
 
@@ -22,7 +22,7 @@ def configure(service: str, level: str = "info") -> None:
     """Send this process's logs to stderr. `level` as in the setting telemetry.log_level."""
     wanted = os.environ.get("FIRSTTOKEN_LOG", "")
     readable = wanted == "text" or (wanted != "json" and sys.stderr.isatty())
-    handler = logging.StreamHandler(sys.stderr)
+    handler = MeshHandler(sys.stderr)
     handler.setFormatter(ReadableFormatter(service) if readable else JsonFormatter(service))
     logging.root.handlers[:] = [handler]
     set_level(level)
@@ -32,10 +32,20 @@ def set_level(level: str) -> None:
     logging.root.setLevel(level.upper())
 
 
+def follow_level(level: str) -> None:
+    """What a new configuration says, where `configure` made the logging ours to change."""
+    if any(isinstance(handler, MeshHandler) for handler in logging.root.handlers):
+        set_level(level)
+
+
 def event(logger: logging.Logger, level: int, message: str, **fields: Any) -> None:
     """event(logger, logging.INFO, "worker joined", member_id=…, address=…)"""
     if logger.isEnabledFor(level):
         logger.log(level, message, extra={FIELDS: fields}, stacklevel=2)
+
+
+class MeshHandler(logging.StreamHandler[TextIO]):
+    """What `configure` installs."""
 
 
 class JsonFormatter(logging.Formatter):

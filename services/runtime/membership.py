@@ -17,6 +17,7 @@ from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from services.core import config
 from services.core.config import Snapshot
 from services.core.errors import InvalidArgument
+from services.runtime import logs
 from services.runtime.channels import open_channel
 from services.runtime.logs import event
 from services.runtime.startup import StartupError
@@ -233,6 +234,7 @@ class ControlClient:
         self._config_json = pushed.config_json
         if snapshot != self._snapshot:
             self._snapshot = snapshot
+            logs.follow_level(snapshot.config.telemetry.log_level)
             for callback in self._on_config:
                 _call(callback, snapshot)
         self.update(generation=snapshot.generation)

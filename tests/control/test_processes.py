@@ -117,6 +117,20 @@ async def test_a_member_that_died_with_its_replica_is_gone_after_a_while(
             await asyncio.sleep(0.01)
 
 
+async def test_the_level_of_the_log_is_a_setting_that_can_change() -> None:
+    async with running(CONTROL) as control, operating(control.address) as operator:
+        await operator.set_config({"telemetry.log_level": "error"})
+        await operator.join(make_member("unseen"))
+        while not await operator.members():
+            await asyncio.sleep(0.01)
+        control.send(signal.SIGTERM)
+        code, errors = await control.end()
+
+    assert code == 0
+    assert "control listening" in errors
+    assert "unseen" not in errors
+
+
 async def test_killed_and_started_again_a_control_is_joined_by_all_again(tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
         async with running(CONTROL) as control:

@@ -88,6 +88,12 @@ def test_who_cannot_be_a_member_is_told_why(broken: control_pb2.Member, field: s
     assert [violation.field for violation in caught.value.violations] == [field]
 
 
+def test_a_member_may_have_no_address_yet() -> None:
+    starting = member("a", address="", state=control_pb2.MEMBER_STATE_STARTING)
+
+    assert ids(state().seat(1, starting)) == ["a"]
+
+
 def test_changes_are_json_values() -> None:
     changed = changed_config(
         first_snapshot(MeshConfig()),

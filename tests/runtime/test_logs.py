@@ -76,6 +76,20 @@ def test_what_is_below_the_level_is_not_written(capsys: pytest.CaptureFixture[st
     assert "loud" in written
 
 
+def test_a_configuration_s_level_is_followed_only_where_the_logging_is_ours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = logging.root.level
+    logs.follow_level("error")
+    untouched = logging.root.level
+    logs.configure("router")
+    logs.follow_level("error")
+    logger.warning("quiet")
+
+    assert untouched == before
+    assert "quiet" not in capsys.readouterr().err
+
+
 def test_an_exception_comes_with_its_traceback_in_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
