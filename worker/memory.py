@@ -14,9 +14,10 @@ from worker.engines.contract import Bytes
 def open_block_memory(num_blocks: int, block_bytes: int) -> Bytes:
     """Zeroed bytes of shape (num_blocks, block_bytes).
 
-    Mapped page by page at once: the first write to a page costs ten times what
-    later ones do, and would fall between two tokens of somebody's answer. On Linux they lie in a memfd: it can be handed to another process on this host,
-    and is gone with the last process that holds it, a SIGKILL included.
+    Every page is mapped at once: the first write to a page costs ten times what
+    later ones do, and would fall between two tokens of somebody's answer. On Linux
+    they lie in a memfd: it can be handed to another process on this host, and is
+    gone with the last process that holds it, a SIGKILL included.
     """
     size = num_blocks * block_bytes
     if sys.platform == "linux":
