@@ -62,6 +62,6 @@ def _ignore(text: str) -> None:
 
 def _natural(text: str) -> int:
     value = int(text)
-    if not 0 <= value < 1 << 32:
-        raise argparse.ArgumentTypeError("must be in [0, 2**32)")
+    if not 0 <= value < 1 << 64:
+        raise argparse.ArgumentTypeError("must be in [0, 2**64)")
     return value

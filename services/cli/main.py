@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import json
 import os
 import sys
@@ -34,6 +35,8 @@ class Command(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a model may say what a terminal cannot show
     chosen = _parser().parse_args(argv)
     command = cast(Command, importlib.import_module(f"services.cli.{chosen.command}"))
     parser = argparse.ArgumentParser(

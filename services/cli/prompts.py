@@ -64,6 +64,8 @@ def _chat(text: str, name: str) -> Prompt:
     chat = {"messages": document} if isinstance(document, list) else document
     if not isinstance(chat, dict) or not _is_objects(chat.get("messages")):
         raise Failure(f'{name}: must be a list of messages, or {{"messages": […], "tools": […]}}')
+    if not chat["messages"]:
+        raise Failure(f"{name}: must have at least one message")
     tools = chat.get("tools")
     if tools is not None and not _is_objects(tools):
         raise Failure(f"{name}: tools must be a list of objects")

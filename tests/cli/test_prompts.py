@@ -67,7 +67,8 @@ def test_a_chat_is_a_list_of_messages_or_has_one(
         ('"Hello"', "must be a list of messages"),
         ("[1]", "must be a list of messages"),
         ('{"tools": []}', "must be a list of messages"),
-        ('{"messages": [], "tools": [1]}', "tools must be a list of objects"),
+        ("[]", "at least one message"),
+        ('{"messages": [{}], "tools": [1]}', "tools must be a list of objects"),
     ],
 )
 def test_a_broken_chat_file_is_refused(tmp_path: Path, content: str, message: str) -> None:
