@@ -196,7 +196,7 @@ class RedisStore:
             self._note_silence(error)
             raise Unavailable(
                 f"the configuration cannot be changed while Redis at {self._place} does not"
-                f" answer; the mesh goes on with generation {self._snapshot.generation}",
+                f" answer ({error}); the mesh goes on with generation {self._snapshot.generation}",
                 reason="STORE_UNAVAILABLE",
                 retry_delay_s=CHECK_INTERVAL_S,
             ) from error

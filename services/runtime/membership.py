@@ -173,6 +173,8 @@ class ControlClient:
                     f"the control service at {address} refuses this process: {error.details()}"
                 ) from error
             self._note_lost(address, f"{error.code().name}: {error.details()}")
+        except Exception:  # a defect: better to join again than to be deaf from now on
+            logger.exception("the control stream failed")
         return heard
 
     @contextlib.asynccontextmanager

@@ -124,7 +124,7 @@ async def _run(
             if not stop.is_set():
                 raise
         except BaseException as error:
-            reason = None if started else _startup_reason(error)
+            reason = None if started else startup_reason(error)
             if reason is None:
                 raise
             print(f"{options.service}: {reason}", file=sys.stderr)
@@ -142,12 +142,12 @@ def _announce(options: ProcessOptions, address: str) -> None:
         os.close(options.ready_fd)
 
 
-def _startup_reason(error: BaseException) -> str | None:
+def startup_reason(error: BaseException) -> str | None:
     """The readable line of an error that start-up may end with; None for a defect."""
     if isinstance(error, StartupError | MeshError):
         return " ".join(str(error).split())
     if isinstance(error, BaseExceptionGroup):
-        reasons = (_startup_reason(inner) for inner in error.exceptions)
+        reasons = (startup_reason(inner) for inner in error.exceptions)
         return next((reason for reason in reasons if reason), None)
     return None
 

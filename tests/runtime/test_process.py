@@ -13,8 +13,11 @@ import grpc
 import pytest
 
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
+from services.core.errors import InvalidArgument
+from services.runtime import process
 from services.runtime.channels import open_channel
 from services.runtime.server import MeshServer
+from services.runtime.startup import StartupError
 from tests.control.mesh import make_member, operating
 from tests.runtime.processes import DEADLINE_S, run, running
 
@@ -55,21 +58,21 @@ async def test_it_stops_when_its_parent_is_gone() -> None:
 
 async def test_bytes_on_the_lifeline_mean_nothing() -> None:
     read, write = os.pipe()
-    process = await asyncio.create_subprocess_exec(
+    child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", CONTROL, "--lifeline-fd", str(read)), pass_fds=[read], stderr=PIPE
     )
     os.close(read)
-    assert process.stderr is not None
-    first = await asyncio.wait_for(process.stderr.readline(), DEADLINE_S)
+    assert child.stderr is not None
+    first = await asyncio.wait_for(child.stderr.readline(), DEADLINE_S)
     os.write(write, b"still here")
     address = json.loads(first)["address"]
     async with operating(address) as operator:
         generation = await operator.generation()
     os.close(write)
-    await asyncio.wait_for(process.communicate(), DEADLINE_S)
+    await asyncio.wait_for(child.communicate(), DEADLINE_S)
 
     assert generation == 1
-    assert process.returncode == 0
+    assert child.returncode == 0
 
 
 async def test_it_stops_with_streams_open() -> None:
@@ -130,15 +133,15 @@ async def test_a_signal_during_start_up_stops_it(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
         path.write_text(f'[control]\nredis_url = "{url}"\n')
-        process = await asyncio.create_subprocess_exec(
+        child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", CONTROL, "--config", str(path)), stderr=PIPE
         )
         connection, _ = await asyncio.to_thread(silent.accept)
-        process.send_signal(signal.SIGTERM)
-        _, errors = await asyncio.wait_for(process.communicate(), DEADLINE_S)
+        child.send_signal(signal.SIGTERM)
+        _, errors = await asyncio.wait_for(child.communicate(), DEADLINE_S)
         connection.close()
 
-    assert process.returncode == 0
+    assert child.returncode == 0
     assert events(errors.decode()) == ["control stopped"]
 
 
@@ -147,3 +150,13 @@ async def test_a_bad_option_is_explained() -> None:
 
     assert code == 2
     assert "--lisen" in errors
+
+
+def test_the_reason_is_found_in_a_group_and_is_one_line() -> None:
+    group = BaseExceptionGroup("", [KeyError("x"), ExceptionGroup("", [StartupError("a\n  b")])])
+
+    assert process.startup_reason(group) == "a b"
+    assert process.startup_reason(InvalidArgument.of("mesh.model", "is unknown")) == (
+        "mesh.model: is unknown"
+    )
+    assert process.startup_reason(KeyError("x")) is None
