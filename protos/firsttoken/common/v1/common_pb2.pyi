@@ -379,6 +379,9 @@ class Finished(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
+    KV_PATH_FIELD_NUMBER: _builtins.int
+    HANDOFF_MS_FIELD_NUMBER: _builtins.int
+    MIGRATIONS_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     stop_string: _builtins.str
     stop_token_id: _builtins.int
@@ -392,10 +395,18 @@ class Finished(_message.Message):
     """The engine behind it: "llamacpp", "trtllm" or "simulated"."""
     attempts: _builtins.int
     """Workers tried before one gave a first token, that one included."""
+    handoff_ms: _builtins.float
+    """Between the first token and the second, of which a hand-off of KV is part. Not
+    part of the time to first token.
+    """
+    migrations: _builtins.int
+    """Workers that died under this answer, which then went on elsewhere."""
     @_builtins.property
     def usage(self) -> Global___Usage: ...
     @_builtins.property
     def ledger(self) -> Global___Ledger: ...
+    @_builtins.property
+    def kv_path(self) -> Global___KvPath: ...
     def __init__(
         self,
         *,
@@ -409,16 +420,65 @@ class Finished(_message.Message):
         worker_id: _builtins.str = ...,
         engine: _builtins.str = ...,
         attempts: _builtins.int = ...,
+        kv_path: Global___KvPath | None = ...,
+        handoff_ms: _builtins.float = ...,
+        migrations: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger", "stop_cause", b"stop_cause", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kv_path", b"kv_path", "ledger", b"ledger", "stop_cause", b"stop_cause", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "engine", b"engine", "finish_reason", b"finish_reason", "generation", b"generation", "ledger", b"ledger", "stop_cause", b"stop_cause", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "trace_id", b"trace_id", "usage", b"usage", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "engine", b"engine", "finish_reason", b"finish_reason", "generation", b"generation", "handoff_ms", b"handoff_ms", "kv_path", b"kv_path", "ledger", b"ledger", "migrations", b"migrations", "stop_cause", b"stop_cause", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "trace_id", b"trace_id", "usage", b"usage", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_stop_cause: _TypeAlias = _typing.Literal["stop_string", "stop_token_id"]  # noqa: Y015
     _WhichOneofArgType_stop_cause: _TypeAlias = _typing.Literal["stop_cause", b"stop_cause"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_stop_cause) -> _WhichOneofReturnType_stop_cause | None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
+
+@_typing.final
+class KvPath(_message.Message):
+    """Where the prompt's KV came from, and why."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDED_OFF_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    PREFILL_WORKER_ID_FIELD_NUMBER: _builtins.int
+    LOADED_BLOCKS_FIELD_NUMBER: _builtins.int
+    EXPECTED_LOAD_MS_FIELD_NUMBER: _builtins.int
+    EXPECTED_COMPUTE_MS_FIELD_NUMBER: _builtins.int
+    LOAD_MS_FIELD_NUMBER: _builtins.int
+    handed_off: _builtins.bool
+    """Another worker computed the prompt."""
+    reason: _builtins.str
+    """For people: "uncached part of 96 tokens is below 256", "prefill worker lost", ..."""
+    prefill_worker_id: _builtins.str
+    """The worker that computed the prompt, if another did."""
+    loaded_blocks: _builtins.int
+    """Blocks that came out of the KV store, and how long it was expected to take:
+    loading them, and computing them instead.
+    """
+    expected_load_ms: _builtins.float
+    expected_compute_ms: _builtins.float
+    load_ms: _builtins.float
+    """What loading took until the blocks were in the engine."""
+    def __init__(
+        self,
+        *,
+        handed_off: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        prefill_worker_id: _builtins.str = ...,
+        loaded_blocks: _builtins.int = ...,
+        expected_load_ms: _builtins.float = ...,
+        expected_compute_ms: _builtins.float = ...,
+        load_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_compute_ms", b"expected_compute_ms", "expected_load_ms", b"expected_load_ms", "handed_off", b"handed_off", "load_ms", b"load_ms", "loaded_blocks", b"loaded_blocks", "prefill_worker_id", b"prefill_worker_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvPath: _TypeAlias = KvPath  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):

@@ -29,6 +29,7 @@ class _MemberRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MemberRole
     MEMBER_ROLE_TOKENIZER: _MemberRole.ValueType  # 1
     MEMBER_ROLE_WORKER: _MemberRole.ValueType  # 2
     MEMBER_ROLE_ROUTER: _MemberRole.ValueType  # 3
+    MEMBER_ROLE_KVSTORE: _MemberRole.ValueType  # 4
 
 class MemberRole(_MemberRole, metaclass=_MemberRoleEnumTypeWrapper): ...
 
@@ -36,6 +37,7 @@ MEMBER_ROLE_UNSPECIFIED: MemberRole.ValueType  # 0
 MEMBER_ROLE_TOKENIZER: MemberRole.ValueType  # 1
 MEMBER_ROLE_WORKER: MemberRole.ValueType  # 2
 MEMBER_ROLE_ROUTER: MemberRole.ValueType  # 3
+MEMBER_ROLE_KVSTORE: MemberRole.ValueType  # 4
 Global___MemberRole: _TypeAlias = MemberRole  # noqa: Y015
 
 class _MemberState:
@@ -61,6 +63,32 @@ MEMBER_STATE_DRAINING: MemberState.ValueType  # 3
 """Finishes what it has and takes nothing new."""
 Global___MemberState: _TypeAlias = MemberState  # noqa: Y015
 
+class _WorkerRole:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WorkerRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerRole.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WORKER_ROLE_UNSPECIFIED: _WorkerRole.ValueType  # 0
+    """Treated as WORKER_ROLE_BOTH."""
+    WORKER_ROLE_BOTH: _WorkerRole.ValueType  # 1
+    WORKER_ROLE_PREFILL: _WorkerRole.ValueType  # 2
+    """Computes prompts for others."""
+    WORKER_ROLE_DECODE: _WorkerRole.ValueType  # 3
+    """Prefers to have long prompts computed by others."""
+
+class WorkerRole(_WorkerRole, metaclass=_WorkerRoleEnumTypeWrapper):
+    """Which part of a request a worker serves."""
+
+WORKER_ROLE_UNSPECIFIED: WorkerRole.ValueType  # 0
+"""Treated as WORKER_ROLE_BOTH."""
+WORKER_ROLE_BOTH: WorkerRole.ValueType  # 1
+WORKER_ROLE_PREFILL: WorkerRole.ValueType  # 2
+"""Computes prompts for others."""
+WORKER_ROLE_DECODE: WorkerRole.ValueType  # 3
+"""Prefers to have long prompts computed by others."""
+Global___WorkerRole: _TypeAlias = WorkerRole  # noqa: Y015
+
 @_typing.final
 class Member(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -74,6 +102,7 @@ class Member(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    MEMORY_SOCKET_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Unique for each incarnation of a process."""
     role: Global___MemberRole.ValueType
@@ -87,6 +116,10 @@ class Member(_message.Message):
     """Set for tokenizers and workers."""
     detail: _builtins.str
     """One readable line about the state ("loading the model", "engine core restarting")."""
+    memory_socket: _builtins.str
+    """Set for workers and KV stores: the unix socket (abstract, so that nothing is left
+    behind) that hands their memory to processes on the same host.
+    """
     @_builtins.property
     def worker(self) -> Global___WorkerCapacity:
         """Set for workers."""
@@ -103,10 +136,11 @@ class Member(_message.Message):
         model: _builtins.str = ...,
         worker: Global___WorkerCapacity | None = ...,
         detail: _builtins.str = ...,
+        memory_socket: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "detail", b"detail", "generation", b"generation", "id", b"id", "model", b"model", "pid", b"pid", "role", b"role", "state", b"state", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "detail", b"detail", "generation", b"generation", "id", b"id", "memory_socket", b"memory_socket", "model", b"model", "pid", b"pid", "role", b"role", "state", b"state", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -124,6 +158,7 @@ class WorkerCapacity(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     engine: _builtins.str
     num_slots: _builtins.int
     """Requests that run at once."""
@@ -133,6 +168,7 @@ class WorkerCapacity(_message.Message):
     block_tokens: _builtins.int
     fingerprint: _builtins.str
     """Which KV blocks it can exchange with others: engine, model, layout, dtype."""
+    role: Global___WorkerRole.ValueType
     def __init__(
         self,
         *,
@@ -142,10 +178,11 @@ class WorkerCapacity(_message.Message):
         num_blocks: _builtins.int = ...,
         block_tokens: _builtins.int = ...,
         fingerprint: _builtins.str = ...,
+        role: Global___WorkerRole.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "engine", b"engine", "fingerprint", b"fingerprint", "max_context_tokens", b"max_context_tokens", "num_blocks", b"num_blocks", "num_slots", b"num_slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "engine", b"engine", "fingerprint", b"fingerprint", "max_context_tokens", b"max_context_tokens", "num_blocks", b"num_blocks", "num_slots", b"num_slots", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,6 +6,7 @@ Prefill and decode."""
 from firsttoken.common.v1 import common_pb2 as _common_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -17,6 +18,32 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _KvTransport:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _KvTransportEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KvTransport.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    KV_TRANSPORT_UNSPECIFIED: _KvTransport.ValueType  # 0
+    KV_TRANSPORT_SHARED_MEMORY: _KvTransport.ValueType  # 1
+    """The receiver reads the sender's memory: same host."""
+    KV_TRANSPORT_GRPC: _KvTransport.ValueType  # 2
+    """As bytes in the call's messages."""
+    KV_TRANSPORT_ENGINE: _KvTransport.ValueType  # 3
+    """By the engines themselves; the call carries what they need to find each other."""
+
+class KvTransport(_KvTransport, metaclass=_KvTransportEnumTypeWrapper):
+    """How KV blocks travel."""
+
+KV_TRANSPORT_UNSPECIFIED: KvTransport.ValueType  # 0
+KV_TRANSPORT_SHARED_MEMORY: KvTransport.ValueType  # 1
+"""The receiver reads the sender's memory: same host."""
+KV_TRANSPORT_GRPC: KvTransport.ValueType  # 2
+"""As bytes in the call's messages."""
+KV_TRANSPORT_ENGINE: KvTransport.ValueType  # 3
+"""By the engines themselves; the call carries what they need to find each other."""
+Global___KvTransport: _TypeAlias = KvTransport  # noqa: Y015
+
 @_typing.final
 class GenerateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -26,6 +53,10 @@ class GenerateRequest(_message.Message):
     PREFIX_KEYS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     REQUEST_CLASS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    PREFILL_ADDRESS_FIELD_NUMBER: _builtins.int
+    ANSWER_IDS_FIELD_NUMBER: _builtins.int
+    ANSWER_CHARACTERS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     token_ids: _builtins.bytes
     """Packed little-endian uint32, at least one."""
@@ -34,6 +65,18 @@ class GenerateRequest(_message.Message):
     Empty: nothing is reused and nothing is kept.
     """
     request_class: _common_pb2.RequestClass.ValueType
+    tenant: _builtins.str
+    """Whose share of the KV store the prompt's blocks count against."""
+    prefill_address: _builtins.str
+    """Address of a worker that may compute the prompt; empty: none. The decode worker
+    decides, since it alone knows what it holds.
+    """
+    answer_ids: _builtins.bytes
+    """The part of the answer that the client has already, from a worker that died:
+    packed little-endian uint32. Generation goes on behind it.
+    """
+    answer_characters: _builtins.int
+    """Characters of the answer's text that the client has already."""
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParams: ...
     def __init__(
@@ -44,14 +87,206 @@ class GenerateRequest(_message.Message):
         prefix_keys: _builtins.bytes = ...,
         sampling: _common_pb2.SamplingParams | None = ...,
         request_class: _common_pb2.RequestClass.ValueType = ...,
+        tenant: _builtins.str = ...,
+        prefill_address: _builtins.str = ...,
+        answer_ids: _builtins.bytes = ...,
+        answer_characters: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "prefix_keys", b"prefix_keys", "request_class", b"request_class", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_characters", b"answer_characters", "answer_ids", b"answer_ids", "model", b"model", "prefill_address", b"prefill_address", "prefix_keys", b"prefix_keys", "request_class", b"request_class", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class PrefillRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    TAKEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def start(self) -> Global___PrefillStart:
+        """The first message, and only the first."""
+
+    @_builtins.property
+    def taken(self) -> Global___BlocksTaken: ...
+    def __init__(
+        self,
+        *,
+        start: Global___PrefillStart | None = ...,
+        taken: Global___BlocksTaken | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "start", b"start", "taken", b"taken"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "start", b"start", "taken", b"taken"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["start", "taken"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___PrefillRequest: _TypeAlias = PrefillRequest  # noqa: Y015
+
+@_typing.final
+class PrefillStart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    FIRST_BLOCK_FIELD_NUMBER: _builtins.int
+    CREDIT_BLOCKS_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    first_block: _builtins.int
+    """The decode worker holds the blocks before this one."""
+    credit_blocks: _builtins.int
+    transport: Global___KvTransport.ValueType
+    fingerprint: _builtins.str
+    """Of the decode worker's engine: other KV than this is refused."""
+    @_builtins.property
+    def request(self) -> Global___GenerateRequest: ...
+    def __init__(
+        self,
+        *,
+        request: Global___GenerateRequest | None = ...,
+        first_block: _builtins.int = ...,
+        credit_blocks: _builtins.int = ...,
+        transport: Global___KvTransport.ValueType = ...,
+        fingerprint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit_blocks", b"credit_blocks", "fingerprint", b"fingerprint", "first_block", b"first_block", "request", b"request", "transport", b"transport"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillStart: _TypeAlias = PrefillStart  # noqa: Y015
+
+@_typing.final
+class BlocksTaken(_message.Message):
+    """Blocks that have been copied: as many more may come."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    num_blocks: _builtins.int
+    def __init__(
+        self,
+        *,
+        num_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_blocks", b"num_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlocksTaken: _TypeAlias = BlocksTaken  # noqa: Y015
+
+@_typing.final
+class PrefillResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    BLOCK_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def first_token(self) -> Global___FirstToken: ...
+    @_builtins.property
+    def block(self) -> Global___KvBlock: ...
+    def __init__(
+        self,
+        *,
+        first_token: Global___FirstToken | None = ...,
+        block: Global___KvBlock | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "event", b"event", "first_token", b"first_token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "event", b"event", "first_token", b"first_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["first_token", "block"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___PrefillResponse: _TypeAlias = PrefillResponse  # noqa: Y015
+
+@_typing.final
+class FirstToken(_message.Message):
+    """The first token, and what it took."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    LEDGER_FIELD_NUMBER: _builtins.int
+    ENGINE_PARAMETERS_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    finish_reason: _common_pb2.FinishReason.ValueType
+    """STOP or LENGTH when it ends the answer: no KV follows."""
+    engine_parameters: _builtins.bytes
+    """KV_TRANSPORT_ENGINE: what the decode engine needs, whole and unread."""
+    @_builtins.property
+    def logprobs(self) -> _common_pb2.PositionLogprobs: ...
+    @_builtins.property
+    def usage(self) -> _common_pb2.Usage: ...
+    @_builtins.property
+    def ledger(self) -> _common_pb2.Ledger: ...
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        logprobs: _common_pb2.PositionLogprobs | None = ...,
+        finish_reason: _common_pb2.FinishReason.ValueType = ...,
+        usage: _common_pb2.Usage | None = ...,
+        ledger: _common_pb2.Ledger | None = ...,
+        engine_parameters: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger", "logprobs", b"logprobs", "usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_parameters", b"engine_parameters", "finish_reason", b"finish_reason", "ledger", b"ledger", "logprobs", b"logprobs", "token_id", b"token_id", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FirstToken: _TypeAlias = FirstToken  # noqa: Y015
+
+@_typing.final
+class KvBlock(_message.Message):
+    """The KV of the prompt's block `index`; the prompt's last may hold fewer tokens than a block."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
+    OUTBOX_SLOT_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    num_tokens: _builtins.int
+    checksum: _builtins.bytes
+    """XXH3-128 of the bytes, big-endian."""
+    outbox_slot: _builtins.int
+    """KV_TRANSPORT_SHARED_MEMORY: a slot of the sender's outbox."""
+    data: _builtins.bytes
+    """KV_TRANSPORT_GRPC."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        num_tokens: _builtins.int = ...,
+        checksum: _builtins.bytes = ...,
+        outbox_slot: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "outbox_slot", b"outbox_slot", "place", b"place"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "data", b"data", "index", b"index", "num_tokens", b"num_tokens", "outbox_slot", b"outbox_slot", "place", b"place"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_place: _TypeAlias = _typing.Literal["outbox_slot", "data"]  # noqa: Y015
+    _WhichOneofArgType_place: _TypeAlias = _typing.Literal["place", b"place"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_place) -> _WhichOneofReturnType_place | None: ...
+
+Global___KvBlock: _TypeAlias = KvBlock  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):

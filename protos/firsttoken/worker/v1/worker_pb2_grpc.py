@@ -40,6 +40,11 @@ class WorkerServiceStub(object):
                 request_serializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Prefill = channel.stream_stream(
+                '/firsttoken.worker.v1.WorkerService/Prefill',
+                request_serializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.PrefillRequest.SerializeToString,
+                response_deserializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.PrefillResponse.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/firsttoken.worker.v1.WorkerService/Watch',
                 request_serializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.WatchRequest.SerializeToString,
@@ -59,6 +64,17 @@ class WorkerServiceServicer(object):
     def Generate(self, request, context):
         """Generate streams the tokens of one request. Cancel the call to stop it: its
         slot and KV are free at the end of the engine step in progress.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Prefill(self, request_iterator, context):
+        """Prefill computes a prompt for a decode worker, which leads: it has reserved its
+        own KV space, and says which blocks it holds. The first token comes the moment
+        it exists; the blocks that the decode worker lacks come as they are finished,
+        `credit_blocks` of them at most before it says that it has taken some. The KV
+        held for it here lives as long as the call, however that ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,6 +104,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.GenerateRequest.FromString,
                     response_serializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Prefill': grpc.stream_stream_rpc_method_handler(
+                    servicer.Prefill,
+                    request_deserializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.PrefillRequest.FromString,
+                    response_serializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.PrefillResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -128,6 +149,33 @@ class WorkerService(object):
             '/firsttoken.worker.v1.WorkerService/Generate',
             firsttoken_dot_worker_dot_v1_dot_worker__pb2.GenerateRequest.SerializeToString,
             firsttoken_dot_worker_dot_v1_dot_worker__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prefill(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/firsttoken.worker.v1.WorkerService/Prefill',
+            firsttoken_dot_worker_dot_v1_dot_worker__pb2.PrefillRequest.SerializeToString,
+            firsttoken_dot_worker_dot_v1_dot_worker__pb2.PrefillResponse.FromString,
             options,
             channel_credentials,
             insecure,

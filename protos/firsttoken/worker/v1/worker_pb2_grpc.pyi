@@ -20,6 +20,13 @@ class WorkerServiceStub:
     """Generate streams the tokens of one request. Cancel the call to stop it: its
     slot and KV are free at the end of the engine step in progress.
     """
+    Prefill: _aio.StreamStreamMultiCallable[_worker_pb2.PrefillRequest, _worker_pb2.PrefillResponse]
+    """Prefill computes a prompt for a decode worker, which leads: it has reserved its
+    own KV space, and says which blocks it holds. The first token comes the moment
+    it exists; the blocks that the decode worker lacks come as they are finished,
+    `credit_blocks` of them at most before it says that it has taken some. The KV
+    held for it here lives as long as the call, however that ends.
+    """
     Watch: _aio.UnaryStreamMultiCallable[_worker_pb2.WatchRequest, _worker_pb2.WatchResponse]
     """Watch streams a snapshot of the worker's state, then what changes: cached
     blocks stored and evicted, exactly, and its load. A consumer that falls too
@@ -41,6 +48,19 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.AsyncIterator[_worker_pb2.GenerateResponse]:
         """Generate streams the tokens of one request. Cancel the call to stop it: its
         slot and KV are free at the end of the engine step in progress.
+        """
+
+    @_abc_1.abstractmethod
+    def Prefill(
+        self,
+        request_iterator: _abc.AsyncIterator[_worker_pb2.PrefillRequest],
+        context: _aio.ServicerContext[_abc.AsyncIterator[_worker_pb2.PrefillRequest], _abc.AsyncIterator[_worker_pb2.PrefillResponse]],
+    ) -> _abc.AsyncIterator[_worker_pb2.PrefillResponse]:
+        """Prefill computes a prompt for a decode worker, which leads: it has reserved its
+        own KV space, and says which blocks it holds. The first token comes the moment
+        it exists; the blocks that the decode worker lacks come as they are finished,
+        `credit_blocks` of them at most before it says that it has taken some. The KV
+        held for it here lives as long as the call, however that ends.
         """
 
     @_abc_1.abstractmethod
