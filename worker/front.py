@@ -239,7 +239,7 @@ class EngineFront:
     def _come_up(self, link: FrontLink, info: EngineInfo) -> None:
         self._link = link
         self._info = info
-        self.hub.restart(uuid.uuid4().hex)
+        self.hub.restart(uuid.uuid4().hex, num_blocks=info.num_blocks)
         link.send(self._settings)
         self._on_core(True)
 

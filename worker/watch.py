@@ -62,12 +62,12 @@ class WatchHub:
     def num_watchers(self) -> int:
         return len(self._watchers)
 
-    def restart(self, incarnation: str) -> None:
+    def restart(self, incarnation: str, *, num_blocks: int) -> None:
         """A new core, with an empty cache: every watcher starts over."""
         self._incarnation = incarnation
         self._sequence += 1
         self._keys = {}
-        self.load = EMPTY_LOAD
+        self.load = EMPTY_LOAD._replace(num_blocks_total=num_blocks)
         for watcher in self._watchers:
             watcher.start_over()
 

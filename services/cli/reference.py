@@ -27,10 +27,12 @@ num_slots = 4
 `firsttoken config set KEY=VALUE …` changes settings while the mesh runs, all of them or none. Each
 accepted change is a new generation, and every member reports the generation it has applied
 (`firsttoken status`). A change that breaks a bound is refused with the setting's name and what it
-must be, and the old generation stays. A change lives as long as the control service, which starts
-with what the file says; with `control.redis_url` it lives in Redis. A setting marked *at start* is
-read once by the process that uses it: change it in the file and start again, or for one run with
-`firsttoken up --set KEY=VALUE`.
+must be, and the old generation stays. A setting marked *at start* is read once by the process that
+uses it: change it in the file and start again, or for one run with `firsttoken up --set KEY=VALUE`.
+
+A change lives as long as the control service, which starts with what the file says. With
+`control.redis_url` the configuration lives in Redis: the file then only gives the first generation,
+and what Redis already holds wins over the file and over `--set`.
 
 `firsttoken config get` shows what a running mesh has, `firsttoken config diff` what differs from
 the defaults below.

@@ -368,7 +368,7 @@ def _check(value: Any, kind: type[Any], rule: Rule, path: str, violations: list[
         and rule.high is not None
         and (not math.isfinite(value) or not rule.low <= value <= rule.high)
     ):
-        problem = f"must be in [{rule.low:g}, {rule.high:g}]"
+        problem = f"must be in [{rule.low:.15g}, {rule.high:.15g}]"
     if problem:
         violations.append(Violation(path, f"{problem}; got {value!r}"))
     return value

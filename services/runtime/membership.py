@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
-from services.core import config
-from services.core.config import Snapshot
+from services.core.config import MeshConfig, Snapshot, from_json
 from services.core.errors import InvalidArgument
 from services.runtime import logs
 from services.runtime.channels import open_channel
@@ -173,6 +172,8 @@ class ControlClient:
                     f"the control service at {address} refuses this process: {error.details()}"
                 ) from error
             self._note_lost(address, f"{error.code().name}: {error.details()}")
+        except StartupError:
+            raise
         except Exception:  # a defect: better to join again than to be deaf from now on
             logger.exception("the control stream failed")
         return heard
@@ -217,29 +218,28 @@ class ControlClient:
             self._informed.set()
 
     def _configure(self, pushed: control_pb2.Configuration) -> None:
-        if self._snapshot is None or pushed.config_json != self._config_json:
-            try:
-                parsed = config.from_json(pushed.config_json)
-            except (InvalidArgument, ValueError) as error:
-                # A control of another version: better the old generation than none.
-                event(
-                    logger,
-                    logging.ERROR,
-                    "configuration not understood",
-                    generation=pushed.generation,
-                    reason=str(error),
-                )
-                return
-        else:
-            parsed = self._snapshot.config
+        try:
+            parsed = self._parse(pushed.config_json)
+        except (InvalidArgument, ValueError) as error:
+            reason = f"generation {pushed.generation} is not valid for this version: {error}"
+            if self._snapshot is None:
+                raise StartupError(f"the configuration that control gives: {reason}") from error
+            event(logger, logging.ERROR, "configuration not taken", reason=reason)
+            return
         snapshot = Snapshot(pushed.generation, parsed)
-        self._config_json = pushed.config_json
         if snapshot != self._snapshot:
             self._snapshot = snapshot
-            logs.follow_level(snapshot.config.telemetry.log_level)
+            logs.follow_level(parsed.telemetry.log_level)
             for callback in self._on_config:
                 _call(callback, snapshot)
         self.update(generation=snapshot.generation)
+
+    def _parse(self, config_json: str) -> MeshConfig:
+        if self._snapshot is not None and config_json == self._config_json:
+            return self._snapshot.config  # control pushes it again after each reconnection
+        parsed = from_json(config_json)
+        self._config_json = config_json
+        return parsed
 
 
 def _call(callback: Callable[[Any], None], value: Any) -> None:

@@ -35,7 +35,7 @@ async def test_the_file_gives_the_first_generation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("[router]\nmax_queue = -1\n", "router.max_queue: must be in [0, 1e+06]; got -1"),
+        ("[router]\nmax_queue = -1\n", "router.max_queue: must be in [0, 1000000]; got -1"),
         (
             "[router]\nmax_queu = 1\n",
             "router.max_queu: is no setting; did you mean router.max_queue?",

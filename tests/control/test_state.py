@@ -128,7 +128,7 @@ def test_a_bare_word_will_do_for_a_string() -> None:
         ("router.routing_strategy", "fastest", "must be one of round_robin, random,"),
         ("router.routing_strategy", "7", "must be a string; got 7"),
         ("router.max_queue", "many", "must be a whole number; got 'many'"),
-        ("router.max_queue", "-1", "must be in [0, 1e+06]; got -1"),
+        ("router.max_queue", "-1", "must be in [0, 1000000]; got -1"),
         ("router.max_queue", "1.5", "must be a whole number; got 1.5"),
         ("router.batch_ageing_s", "NaN", "must be a number; got 'NaN'"),
         ("tokenizer.nfc", "1", "must be true or false; got 1"),

@@ -84,7 +84,7 @@ def test_a_number_that_is_none_is_refused(value: float) -> None:
         (
             {"worker": {"simulated": {"num_blocks": 0}}},
             "worker.simulated.num_blocks",
-            "must be in [1, 1e+07]; got 0",
+            "must be in [1, 10000000]; got 0",
         ),
     ],
     ids=str,

@@ -205,9 +205,28 @@ async def test_a_configuration_of_another_version_is_not_taken(
     control_pb2_grpc.add_ControlServiceServicer_to_server(service, server.server)
     async with server, ControlClient(server.address, make_member("a")) as client:
         await eventually(lambda: service.reports and service.reports[-1].generation == 1)
-        await eventually(lambda: caplog.text.count("not understood") == 2)
+        await eventually(lambda: caplog.text.count("not taken") == 2)
 
         assert client.snapshot == (1, MeshConfig())
+
+
+async def test_a_first_configuration_of_another_version_stops_the_start() -> None:
+    class NewControl(CountingControl):
+        async def Join(
+            self, request_iterator: AsyncIterator[control_pb2.JoinRequest], context: Context
+        ) -> AsyncIterator[control_pb2.JoinResponse]:
+            configuration = control_pb2.Configuration(generation=5, config_json='{"later": 1}')
+            yield control_pb2.JoinResponse(configuration=configuration)
+            async for request in request_iterator:
+                self.reports.append(request.member)
+
+    server = MeshServer("127.0.0.1:0", service_names=[])
+    control_pb2_grpc.add_ControlServiceServicer_to_server(NewControl(), server.server)
+    async with server:
+        with pytest.raises(
+            StartupError, match=r"generation 5 is not valid .* later: is no"
+        ):
+            await ControlClient(server.address, make_member("a")).__aenter__()
 
 
 async def test_while_control_is_away_what_was_known_stays_and_updates_are_kept() -> None:

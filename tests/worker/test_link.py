@@ -33,10 +33,12 @@ async def test_reports_arrive_whole_and_in_order() -> None:
     with theirs:
         core = CoreLink(theirs)
         async with FrontLink(ours) as front:
-            sending = asyncio.to_thread(
-                lambda: [core.send(Failed(str(index) * 100_000)) for index in range(5)]
-            )
-            task = asyncio.ensure_future(sending)
+
+            def send_all() -> None:
+                for index in range(5):
+                    core.send(Failed(str(index) * 100_000))
+
+            task = asyncio.ensure_future(asyncio.to_thread(send_all))
             received = [await front.receive() for _ in range(5)]
             await task
 

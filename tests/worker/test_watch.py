@@ -15,7 +15,7 @@ def report(
 
 def new_hub() -> WatchHub:
     hub = WatchHub()
-    hub.restart("first")
+    hub.restart("first", num_blocks=4)
     return hub
 
 
@@ -78,7 +78,7 @@ async def test_a_new_core_has_an_empty_cache_and_another_name() -> None:
     hub.apply(report(stored=[b"a"]))
     with hub.watch() as watcher:
         await watcher.next()
-        hub.restart("second")
+        hub.restart("second", num_blocks=4)
         event = await watcher.next()
 
     assert isinstance(event, SnapshotEvent)
