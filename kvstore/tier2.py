@@ -1,0 +1,110 @@
+"""What the store asks of the tier below node memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple, Protocol
+
+from services.core.kvblocks import Block
+
+# Blocks of a chain that share a shard. Not the whole chain: real traffic shares its first
+# block, and would all land on one.
+GROUP_BLOCKS = 16
+
+
+class Record(NamedTuple):
+    """A block as it lies in the second tier: all that must agree before it is used."""
+
+    block: Block
+    # XXH3-128 of `data`, as the writer gave it.
+    checksum: bytes
+    tenant: str
+    data: bytes | memoryview
+
+
+class Found(NamedTuple):
+    """An answer to a read. `record` is None when the block is not there."""
+
+    index: int
+    record: Record | None
+
+
+class Tier2Stats(NamedTuple):
+    """Counted since the start. Rates are moving means of late reads; 0: none yet."""
+
+    num_blocks: int = 0
+    capacity_blocks: int = 0
+    num_bytes: int = 0
+    num_hits: int = 0
+    num_misses: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    num_evicted: int = 0
+    read_bytes_per_s: float = 0.0
+    # Until the first byte of a read, in seconds.
+    read_latency_s: float = 0.0
+    num_pending_writes: int = 0
+    num_dropped_writes: int = 0
+
+
+class Tier2(Protocol):
+    """Blocks that outlive this process. An async context manager.
+
+    `chain`: the storage keys from the chain's start. A failure of the tier is never an
+    exception: what cannot be read is not there, what cannot be written is dropped and
+    counted. Only a cancellation passes through.
+    """
+
+    async def __aenter__(self) -> Tier2: ...
+
+    async def __aexit__(self, *exception: object) -> None: ...
+
+    @property
+    def connected(self) -> bool:
+        """False while its circuit is open."""
+        ...
+
+    @property
+    def stats(self) -> Tier2Stats: ...
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        """Records that could not be parsed, by reason."""
+        ...
+
+    def get_many(self, chain: Sequence[bytes], indices: Sequence[int]) -> AsyncIterator[Found]:
+        """One answer for each index, in this order, as soon as it has come.
+
+        Parsed but not verified: the store compares key, fingerprint, index, size and
+        checksum before it keeps anything. Closing the iterator stops the read.
+        """
+        ...
+
+    async def exists_many(self, chain: Sequence[bytes], start: int) -> int:
+        """How many blocks of the chain are here from `start` on without a gap."""
+        ...
+
+    def put_nowait(self, chain: Sequence[bytes], record: Record) -> bool:
+        """Write it soon. False: the queue was full, it is dropped and counted.
+
+        `chain` goes up to this block at least, the record's `index` is its place in it.
+        `data` is the tier's own from now on.
+        """
+        ...
+
+    async def evict(
+        self,
+        *,
+        storage_keys: Sequence[bytes] = (),
+        tenant: str | None = None,
+        everything: bool = False,
+    ) -> int:
+        """Drop blocks of this mesh; how many were dropped.
+
+        `storage_keys` come without their chain: they are looked for wherever they may be.
+        """
+        ...
+
+    async def flush(self) -> None:
+        """Wait until nothing is pending: written, or dropped."""
+        ...
