@@ -25,7 +25,8 @@ class Record(NamedTuple):
 class Found(NamedTuple):
     """An answer to a read. `record` is None when the block is not there."""
 
-    index: int
+    # Its place in the chain.
+    chain_index: int
     record: Record | None
 
 
