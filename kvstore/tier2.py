@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from services.core.kvblocks import Block
+from services.core.kvblocks import Block, Buffer, Bytes
 
 # Blocks of a chain that share a shard. Not the whole chain: real traffic shares its first
 # block, and would all land on one.
@@ -13,21 +13,33 @@ GROUP_BLOCKS = 16
 
 
 class Record(NamedTuple):
-    """A block as it lies in the second tier: all that must agree before it is used."""
+    """What lies in the second tier beside a block's bytes."""
 
     block: Block
-    # XXH3-128 of `data`, as the writer gave it.
-    checksum: bytes
     tenant: str
-    data: bytes | memoryview
+    # XXH3-128 of the bytes, as the writer gave it.
+    checksum: bytes
+
+
+class Wanted(NamedTuple):
+    """What the reader of a chain expects of each of its blocks."""
+
+    fingerprint: bytes
+    num_bytes: int
 
 
 class Found(NamedTuple):
-    """An answer to a read. `record` is None when the block is not there."""
+    """An answer to a read: a verified block, or the reason why there is none.
+
+    Reasons: "" for none, "missing" when it is not there, "unavailable" when that cannot be
+    known, else what did not verify, as counted in `Tier2.rejected`.
+    """
 
     # Its place in the chain.
     chain_index: int
-    record: Record | None
+    reason: str
+    record: Record | None = None
+    payload: Bytes | None = None
 
 
 class Tier2Stats(NamedTuple):
@@ -69,15 +81,17 @@ class Tier2(Protocol):
     def stats(self) -> Tier2Stats: ...
 
     @property
-    def rejected(self) -> dict[str, int]:
-        """Records that could not be parsed, by reason."""
+    def rejected(self) -> Mapping[str, int]:
+        """Blocks that did not verify, by reason."""
         ...
 
-    def get_many(self, chain: Sequence[bytes], indices: Sequence[int]) -> AsyncIterator[Found]:
+    def get_many(
+        self, chain: Sequence[bytes], indices: Sequence[int], wanted: Wanted
+    ) -> AsyncIterator[Found]:
         """One answer for each index, in this order, as soon as it has come.
 
-        Parsed but not verified: the store compares key, fingerprint, index, size and
-        checksum before it keeps anything. Closing the iterator stops the read.
+        What is given has been verified: key, fingerprint, index, size, checksum. Closing
+        the iterator (aclosing) stops the read.
         """
         ...
 
@@ -85,11 +99,11 @@ class Tier2(Protocol):
         """How many blocks of the chain are here from `start` on without a gap."""
         ...
 
-    def put_nowait(self, chain: Sequence[bytes], record: Record) -> bool:
+    def put_nowait(self, chain: Sequence[bytes], record: Record, payload: Buffer) -> bool:
         """Write it soon. False: the queue was full, it is dropped and counted.
 
-        `chain` goes up to this block at least, the record's `index` is its place in it.
-        `data` is the tier's own from now on.
+        `chain` goes up to this block at least; the block's `index` is its place in it.
+        `payload` is the tier's own from now on.
         """
         ...
 
