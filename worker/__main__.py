@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from services.runtime.process import add_options, read_options, run_node
-from worker.node import WorkerNode
+from worker.node import Role, WorkerNode
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -18,6 +18,12 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="N",
         help="how many workers share this machine's cores",
     )
+    parser.add_argument(
+        "--role",
+        choices=[role.value for role in Role],
+        default=Role.BOTH.value,
+        help="which part of a request it serves (default both)",
+    )
     parsed = parser.parse_args(arguments)
     options = read_options("worker", parsed)
     return run_node(
@@ -25,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
             control=options.control,
             listen=options.listen,
             cores_shared_by=parsed.cores_shared_by,
+            role=Role(parsed.role),
         ),
         options,
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from firsttoken.common.v1 import common_pb2
+from services.core.errors import InvalidArgument
 from services.core.sampling import Sampling
 from services.core.tokens import pack
 from services.models.vocabulary import Vocabulary
@@ -21,10 +23,32 @@ class Answer:
     """What has been said so far, and whether it has ended."""
 
     def __init__(self, vocabulary: Vocabulary, sampling: Sampling) -> None:
+        self._vocabulary = vocabulary
         self._detokenizer = Detokenizer(vocabulary, sampling.stop)
         self._sampling = sampling
+        # Characters of the text to come that the client has already.
+        self._num_given = 0
         self.num_tokens = 0
         self.finished: common_pb2.Finished | None = None
+
+    def resume(self, answer_ids: Sequence[int], num_characters: int) -> common_pb2.Chunk:
+        """Go on behind what the client has of an answer that another worker began.
+
+        Before anything is pushed. The chunk brings what these ids say and the client
+        lacks: nothing, as a rule. Sets `finished` when they are the whole answer.
+        Raises InvalidArgument when their text has fewer than `num_characters`.
+        """
+        self._check_characters(answer_ids, num_characters)
+        self._num_given = num_characters
+        self.num_tokens = len(answer_ids)
+        text, stop_string = self._detokenizer.push(answer_ids)
+        if stop_string is not None:
+            self._finish("stop", stop_string=stop_string)
+        elif self.num_tokens and self.num_tokens >= (self._sampling.max_tokens or math.inf):
+            self._finish("length")
+        if self.finished is not None:
+            text += self._detokenizer.flush()
+        return common_pb2.Chunk(text=self._lacking(text))
 
     def push(self, tokens: Sequence[Token]) -> common_pb2.Chunk:
         """One chunk with all that the tokens bring; empty when they bring nothing yet.
@@ -52,7 +76,25 @@ class Answer:
         if self.finished is not None:
             texts.append(self._detokenizer.flush())
         self.num_tokens += len(token_ids)
-        return common_pb2.Chunk(token_ids=pack(token_ids), text="".join(texts), logprobs=logprobs)
+        text = self._lacking("".join(texts))
+        return common_pb2.Chunk(token_ids=pack(token_ids), text=text, logprobs=logprobs)
+
+    def _lacking(self, text: str) -> str:
+        """What of it the client does not have yet."""
+        num_given = min(self._num_given, len(text))
+        self._num_given -= num_given
+        return text[num_given:]
+
+    def _check_characters(self, answer_ids: Sequence[int], num_characters: int) -> None:
+        # What was held back counts: the client has it when the answer had ended.
+        whole = Detokenizer(self._vocabulary, self._sampling.stop)
+        most = len(whole.push(answer_ids).text + whole.flush())
+        if num_characters > most:
+            raise InvalidArgument.of(
+                "answer_characters",
+                f"must be at most {most}, the length of the text of answer_ids;"
+                f" got {num_characters}",
+            )
 
     def _finish(
         self, reason: str, *, stop_string: str | None = None, token_id: int | None = None

@@ -152,8 +152,12 @@ class EngineFront:
         sampling: Sampling,
         *,
         batch_class: bool,
+        answer_ids: tuple[int, ...] = (),
     ) -> Iterator[TokenStream]:
-        """Run one request. Leaving the context ends it, whatever state it is in."""
+        """Run one request. Leaving the context ends it, whatever state it is in.
+
+        `answer_ids`: the part of the answer that exists already; its next token comes first.
+        """
         if self._link is None:
             raise Unavailable("the engine core is restarting", reason="ENGINE_RESTARTING")
         if len(self._streams) >= self.info.num_slots + self._max_waiting:
@@ -167,7 +171,15 @@ class EngineFront:
         self._held.add(request_id)
         self._idle.clear()
         self._link.send(
-            Submit(request_id, token_ids, prefix_keys, sampling, batch_class, time.monotonic())
+            Submit(
+                request_id,
+                token_ids,
+                prefix_keys,
+                sampling,
+                batch_class,
+                time.monotonic(),
+                answer_ids,
+            )
         )
         try:
             yield stream

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import uuid
 from contextlib import AsyncExitStack
@@ -27,6 +28,14 @@ STOP_GRACE_S = 1.0
 _SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
 
+class Role(enum.StrEnum):
+    """As firsttoken.control.v1.WorkerRole."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 class WorkerNode:
     """Enter it: the engine is loaded, the server answers, the mesh may send requests.
 
@@ -35,8 +44,14 @@ class WorkerNode:
     """
 
     def __init__(
-        self, *, control: str, listen: str = "127.0.0.1:0", cores_shared_by: int = 1
+        self,
+        *,
+        control: str,
+        listen: str = "127.0.0.1:0",
+        cores_shared_by: int = 1,
+        role: Role = Role.BOTH,
     ) -> None:
+        self.role = role
         self._control_address = control
         self._listen = listen
         self._cores_shared_by = cores_shared_by
@@ -73,7 +88,7 @@ class WorkerNode:
             self._control.update(
                 address=self.address,
                 model=self._front.info.model,
-                worker=_capacity(self._front.info),
+                worker=_capacity(self._front.info, self.role),
             )
             await self._server.set_serving(True)
             self._control.update(state=control_pb2.MEMBER_STATE_READY, detail="")
@@ -134,7 +149,7 @@ class WorkerNode:
         self._control.update(state=state, detail="" if up else "engine core restarting")
 
 
-def _capacity(info: EngineInfo) -> control_pb2.WorkerCapacity:
+def _capacity(info: EngineInfo, role: Role) -> control_pb2.WorkerCapacity:
     return control_pb2.WorkerCapacity(
         engine=info.name,
         num_slots=info.num_slots,
@@ -142,4 +157,5 @@ def _capacity(info: EngineInfo) -> control_pb2.WorkerCapacity:
         num_blocks=info.num_blocks,
         block_tokens=info.block_tokens,
         fingerprint=info.fingerprint.hex(),
+        role=control_pb2.WorkerRole.Value(f"WORKER_ROLE_{role.upper()}"),
     )

@@ -43,6 +43,8 @@ class Prompt(NamedTuple):
     prefix_keys: tuple[bytes, ...]
     sampling: Sampling
     batch_class: bool
+    # The part of the answer that the client has already.
+    answer_ids: tuple[int, ...]
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
@@ -73,20 +75,24 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         prompt = check_request(request, self._front.info)
         await inject(self._delays().worker_unowned)
         answer = Answer(self._vocabulary, prompt.sampling)
-        with self._front.submit(
-            prompt.token_ids,
-            prompt.prefix_keys,
-            prompt.sampling,
-            batch_class=prompt.batch_class,
-        ) as stream:
-            first = None
-            async for chunk, times in _chunks(stream, answer, ledger):
-                first = first or times
-                if chunk.token_ids or chunk.text:
-                    ledger.mark_first_token(time.monotonic())
-                    yield worker_pb2.GenerateResponse(chunk=chunk)
+        owed = answer.resume(prompt.answer_ids, request.answer_characters)
+        if owed.text:
+            yield worker_pb2.GenerateResponse(chunk=owed)
+        first = None
+        if answer.finished is None:
+            with self._front.submit(
+                prompt.token_ids,
+                prompt.prefix_keys,
+                prompt.sampling,
+                batch_class=prompt.batch_class,
+                answer_ids=prompt.answer_ids,
+            ) as stream:
+                async for chunk, times in _chunks(stream, answer, ledger):
+                    first = first or times
+                    if chunk.token_ids or chunk.text:
+                        ledger.mark_first_token(time.monotonic())
+                        yield worker_pb2.GenerateResponse(chunk=chunk)
         ledger.mark_first_token(time.monotonic())
-        assert first is not None
         finished = self._finish(answer, ledger, prompt, first)
         self._record_trace(context, ledger, finished)
         yield worker_pb2.GenerateResponse(finished=finished)
@@ -110,16 +116,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return worker_pb2.DrainResponse(num_running=await self._front.drain(timeout_s))
 
     def _finish(
-        self, answer: Answer, ledger: Ledger, prompt: Prompt, first: FirstTokenTimes
+        self, answer: Answer, ledger: Ledger, prompt: Prompt, first: FirstTokenTimes | None
     ) -> common_pb2.Finished:
+        """`first` is None when the answer was whole already, and the engine did nothing."""
         assert answer.finished is not None
         finished = answer.finished
         finished.usage.CopyFrom(
             common_pb2.Usage(
                 prompt_tokens=len(prompt.token_ids),
                 completion_tokens=answer.num_tokens,
-                cached_tokens=first.cached_tokens,
-                evaluated_prompt_tokens=first.evaluated_prompt_tokens,
+                cached_tokens=first.cached_tokens if first else 0,
+                evaluated_prompt_tokens=first.evaluated_prompt_tokens if first else 0,
             )
         )
         finished.ledger.CopyFrom(ledger_to_proto(ledger))
@@ -186,7 +193,20 @@ def check_request(request: worker_pb2.GenerateRequest, info: EngineInfo) -> Prom
         prefix_keys=_check_keys(request.prefix_keys, len(token_ids), info.block_tokens),
         sampling=_resolve(sampling, info.max_context_tokens - len(token_ids)),
         batch_class=is_batch(request.request_class),
+        answer_ids=_check_answer(request, sampling, info.vocabulary_size),
     )
+
+
+def _check_answer(
+    request: worker_pb2.GenerateRequest, sampling: Sampling, vocabulary_size: int
+) -> tuple[int, ...]:
+    ids = unpack(request.answer_ids, field="answer_ids", vocabulary_size=vocabulary_size)
+    most = DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens
+    if len(ids) > most:
+        raise InvalidArgument.of(
+            "answer_ids", f"must be at most sampling.max_tokens, {most}; got {len(ids)} tokens"
+        )
+    return tuple(ids.tolist())
 
 
 def _check_keys(joined: bytes, num_tokens: int, block_tokens: int) -> tuple[bytes, ...]:
