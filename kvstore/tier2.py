@@ -103,7 +103,7 @@ class Tier2(Protocol):
         """Write it soon. False: the queue was full, it is dropped and counted.
 
         `chain` goes up to this block at least; the block's `index` is its place in it.
-        `payload` is the tier's own from now on.
+        `payload` may change as soon as this returns.
         """
         ...
 
