@@ -11,62 +11,79 @@ import signal
 import socket
 import sys
 import time
-from collections import deque
 
 from services.core import config as mesh_config
 from services.core.config import DelaySettings, MeshConfig
 from services.core.keys import extend_keys, storage_key
 from services.core.tokens import pack
 from services.runtime.startup import StartupError
+from worker.arena import ArenaLayout, BlockArena
 from worker.engines import open_engine
 from worker.engines.contract import Engine, EngineFailure
 from worker.link import CoreLink, LinkClosed
-from worker.memory import open_block_memory
 from worker.messages import (
     Cancel,
     Command,
+    Compute,
     CoreLoad,
+    ExportedBlock,
     Failed,
+    FirstToken,
     FirstTokenTimes,
+    FreeOutbox,
+    LoadingEnded,
+    Progress,
     Ready,
     Settings,
-    StepReport,
+    Stage,
+    StagedBlock,
+    Started,
     Submit,
     Token,
 )
 from worker.pool import BlockPool, NewBlock
+from worker.reports import Counters, PendingReport
 from worker.sampling import Row, Sampled, sample
 from worker.scheduler import Planned, Scheduler, Sequence, StepBudget
+
+# Blocks that wait in the inbox for others, at most, before they are joined.
+JOIN_BLOCKS = 8
 
 
 class EngineCore:
     """Receive, schedule, run, publish."""
 
-    def __init__(self, engine: Engine, config: MeshConfig, link: CoreLink) -> None:
+    def __init__(
+        self, engine: Engine, arena: BlockArena, config: MeshConfig, link: CoreLink
+    ) -> None:
         self._engine = engine
         self._info = engine.info
+        self._arena = arena
         self._link = link
-        self._pool = BlockPool(open_block_memory(engine.info.num_blocks, engine.info.block_bytes))
+        self._pool = BlockPool(arena.pool, arena.generations)
         self._scheduler = Scheduler(engine.info, self._pool)
         self._budget = StepBudget(
             max_step_s=config.worker.max_step_ms / 1e3,
             max_batch_tokens=config.worker.max_batch_tokens,
         )
         self._delay_ms: DelaySettings = config.debug.delay_ms
-        self._counters = _Counters()
-        self._tokens: list[Token] = []
-        self._released: list[int] = []
+        self._export_run = config.worker.handoff_export_blocks
+        self._free_outbox = list(range(arena.layout.num_outbox))
+        self._counters = Counters()
+        self._pending = PendingReport()
 
     def run(self) -> None:
         """Until the front closes the link."""
+        moved = False
         while True:
-            self._obey(self._link.receive(block=self._scheduler.idle))
-            self._scheduler.admit()
+            self._obey(self._link.receive(block=not moved))
+            self._admit()
+            self._join()
             planned = self._scheduler.plan(self._budget, self._start)
             if planned:
                 self._step(planned)
             self._publish()
-            self._settle(planned)
+            moved = self._settle(planned) or bool(planned)
 
     def _obey(self, commands: list[Command]) -> None:
         for command in commands:
@@ -76,22 +93,77 @@ class EngineCore:
                     _delay(self._delay_ms.worker_prefill_queue)
                 case Cancel():
                     self._release(command.request_id)
+                case Stage():
+                    self._stage(command)
+                case Compute() | LoadingEnded() | FirstToken():
+                    sequence = self._scheduler.find(command.request_id)
+                    if sequence is not None:
+                        sequence.advise(command)
+                case FreeOutbox():
+                    self._free_outbox += command.slots
                 case Settings():
                     self._budget.max_step_s = command.max_step_ms / 1e3
                     self._delay_ms = command.delay_ms
 
+    def _stage(self, command: Stage) -> None:
+        sequence = self._scheduler.find(command.request_id)
+        for block in command.blocks:
+            if sequence is not None and sequence.wants(block, self._info.block_tokens):
+                sequence.staged[block.block_index] = block
+            else:
+                self._pending.inbox_freed.append(block.inbox_slot)
+
+    def _admit(self) -> None:
+        for sequence in self._scheduler.admit():
+            if sequence.held:
+                # Whoever brings its blocks must know which are here, and that there is room.
+                self._start(sequence)
+
     def _start(self, sequence: Sequence) -> None:
-        """Bring in the longest cached chain, all but the last prompt token at most."""
+        """Bring in the longest cached chain, all but the last input token at most."""
         sequence.started_s = time.monotonic()
-        chain = self._storage_keys(sequence.submit.prefix_keys[1:])
-        usable = chain[: (sequence.num_prompt - 1) // self._info.block_tokens]
+        chain = self._storage_keys(self._input_keys(sequence))
+        usable = chain[: (sequence.num_input - 1) // self._info.block_tokens]
         length = self._pool.match(usable)
         if length:
-            self._engine.import_blocks(sequence.slot, self._pool.read(usable[:length]))
+            self._engine.append_blocks(sequence.slot, self._pool.read(usable[:length]))
         sequence.num_cached = sequence.num_computed = length * self._info.block_tokens
         self._counters.prompt_tokens_cached += sequence.num_cached
         _delay(self._delay_ms.worker_kv_load)
-        sequence.loaded_s = time.monotonic()
+        sequence.kv_load_s = time.monotonic() - sequence.started_s
+        self._pending.started.append(Started(sequence.request_id, length))
+
+    def _join(self) -> None:
+        """Bring staged blocks into the engine where they follow what is there."""
+        for sequence in self._scheduler.running():
+            if not sequence.started or not (sequence.staged or sequence.held):
+                continue
+            run = sequence.ready_run(self._info.block_tokens)
+            end = sequence.num_computed + sum(block.num_tokens for block in run)
+            complete = end == sequence.num_input or not sequence.loading
+            # An import costs as much as what the slot holds: few, unless the inbox fills.
+            if run and (complete or not sequence.held or len(run) >= JOIN_BLOCKS):
+                self._append(sequence, run)
+            if sequence.held and complete and (sequence.prefilling or sequence.has_first_token):
+                sequence.held = False
+                sequence.kv_load_s = time.monotonic() - sequence.started_s
+
+    def _append(self, sequence: Sequence, run: list[StagedBlock]) -> None:
+        began_s = time.monotonic()
+        token_bytes = self._info.token_bytes
+        views = [
+            self._arena.inbox[block.inbox_slot][: block.num_tokens * token_bytes] for block in run
+        ]
+        self._engine.append_blocks(sequence.slot, views)
+        for block in run:
+            del sequence.staged[block.block_index]
+            sequence.num_computed += block.num_tokens
+            sequence.num_cached += block.num_tokens
+        self._pending.inbox_freed += [block.inbox_slot for block in run]
+        # Blocks that came too late for it.
+        for index in [index for index in sequence.staged if index < run[-1].block_index]:
+            self._pending.inbox_freed.append(sequence.staged.pop(index).inbox_slot)
+        sequence.kv_load_s += time.monotonic() - began_s
 
     def _step(self, planned: list[Planned]) -> None:
         if any(item.sequence.prefilling and item.work.wants_logits for item in planned):
@@ -105,8 +177,12 @@ class EngineCore:
             num_decoding=sum(not item.sequence.prefilling for item in planned),
             step_s=ended_s - began_s,
         )
-        for item in planned:
-            item.sequence.num_computed += len(item.work.tokens)
+        for sequence, work in planned:
+            if sequence.prefilling and sequence.loading:
+                self._pending.progress.append(
+                    Progress(sequence.request_id, sequence.num_computed + len(work.tokens))
+                )
+            sequence.num_computed += len(work.tokens)
         answering = [item.sequence for item in planned if item.work.wants_logits]
         rows = [Row(each.submit.sampling, each.submit.token_ids, each.answer) for each in answering]
         for sequence, sampled in zip(answering, sample(logits, rows), strict=True):
@@ -127,45 +203,85 @@ class EngineCore:
 
     def _accept(self, sequence: Sequence, sampled: Sampled) -> None:
         first = None
-        if not sequence.answer:
+        if not sequence.has_first_token:
             now_s = time.monotonic()
             first = FirstTokenTimes(
                 prefill_queue_s=sequence.started_s - sequence.submit.submitted_s,
-                kv_load_s=sequence.loaded_s - sequence.started_s,
-                prefill_s=now_s - sequence.loaded_s,
+                kv_load_s=sequence.kv_load_s,
+                prefill_s=now_s - sequence.started_s - sequence.kv_load_s,
                 sampled_s=now_s,
                 cached_tokens=sequence.num_cached,
                 evaluated_prompt_tokens=sequence.num_evaluated,
             )
         finish = sequence.finish_after(sampled.token_id, self._info)
         sequence.answer.append(sampled.token_id)
-        self._tokens.append(
+        self._pending.tokens.append(
             Token(sequence.request_id, sampled.token_id, finish, sampled.logprobs, first)
         )
-        sequence.finished = bool(finish)
+        sequence.finished = bool(finish) or sequence.for_another
+        if finish:
+            sequence.export_next = self._num_blocks(sequence.num_input)  # nobody needs its KV
 
     def _publish(self) -> None:
         events = self._pool.take_events()
-        if not (self._tokens or self._released or events.stored or events.evicted):
-            return
-        report = StepReport(
-            tokens=self._tokens,
-            released=self._released,
-            stored=events.stored,
-            evicted=events.evicted,
-            load=self._load(),
-        )
-        self._tokens, self._released = [], []
-        self._link.send(report)
+        report = self._pending.take(events, self._load)
+        if report is not None:
+            self._link.send(report)
 
-    def _settle(self, planned: list[Planned]) -> None:
-        """After the tokens are out: keep what was computed, free what has ended."""
+    def _settle(self, planned: list[Planned]) -> bool:
+        """After the tokens are out: keep and export what was computed, free what has ended.
+
+        True when a slot has become free.
+        """
         for sequence, work in planned:
-            if sequence.finished or (work.wants_logits and len(sequence.answer) == 1):
+            first = (
+                work.wants_logits and len(sequence.answer) == len(sequence.submit.answer_ids) + 1
+            )
+            if first or (sequence.finished and not sequence.for_another):
                 self._keep(sequence)
-            if sequence.finished:
+        released = False
+        for sequence in self._scheduler.running():
+            if sequence.for_another:
+                self._export(sequence)
+            if sequence.finished and not (sequence.for_another and self._exports(sequence)):
                 self._release(sequence.request_id)
+                released = True
         self._publish()
+        return released
+
+    def _exports(self, sequence: Sequence) -> bool:
+        """There is KV left that another worker waits for."""
+        return sequence.export_next < self._num_blocks(sequence.num_input)
+
+    def _export(self, sequence: Sequence) -> None:
+        """Into the outbox, as far as it has room; what is computed, a run at a time."""
+        block_tokens = self._info.block_tokens
+        first, end = sequence.export_next, sequence.num_computed // block_tokens
+        if sequence.finished:
+            end = self._num_blocks(sequence.num_input)
+        elif not self._export_run or end - first < self._export_run:
+            return
+        count = min(end - first, len(self._free_outbox))
+        if count <= 0:
+            return
+        slots = [self._free_outbox.pop() for _ in range(count)]
+        sizes = [
+            min(block_tokens, sequence.num_input - index * block_tokens)
+            for index in range(first, first + count)
+        ]
+        views = [
+            self._arena.outbox[slot][: size * self._info.token_bytes]
+            for slot, size in zip(slots, sizes, strict=True)
+        ]
+        self._engine.export_blocks(sequence.slot, first, views)
+        self._pending.exported += [
+            ExportedBlock(sequence.request_id, first + offset, size, slot)
+            for offset, (slot, size) in enumerate(zip(slots, sizes, strict=True))
+        ]
+        sequence.export_next += count
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._info.block_tokens)
 
     def _keep(self, sequence: Sequence) -> None:
         """Export the full blocks that the pool lacks."""
@@ -179,14 +295,24 @@ class EngineCore:
 
     def _chain(self, sequence: Sequence) -> list[NewBlock]:
         """The full blocks in the slot, prompt and answer together."""
-        prefix_keys = sequence.submit.prefix_keys
-        num_keyed = (len(prefix_keys) - 1) * self._info.block_tokens
-        rest = pack(sequence.submit.token_ids[num_keyed:]) + pack(sequence.answer)
-        keys = [*prefix_keys[1:], *extend_keys(prefix_keys[-1], rest, self._info.block_tokens)]
+        keys = self._keys(sequence, sequence.answer)
         keys = keys[: sequence.num_computed // self._info.block_tokens]
         return [NewBlock(*pair) for pair in zip(self._storage_keys(keys), keys, strict=True)]
 
-    def _storage_keys(self, prefix_keys: list[bytes] | tuple[bytes, ...]) -> list[bytes]:
+    def _input_keys(self, sequence: Sequence) -> list[bytes]:
+        if not sequence.submit.prefix_keys:
+            return []
+        return self._keys(sequence, sequence.submit.answer_ids)
+
+    def _keys(self, sequence: Sequence, answer: list[int] | tuple[int, ...]) -> list[bytes]:
+        """Prefix keys of the full blocks of prompt and answer."""
+        prefix_keys = sequence.submit.prefix_keys
+        num_keyed = (len(prefix_keys) - 1) * self._info.block_tokens
+        rest = pack(sequence.submit.token_ids[num_keyed:]) + pack(answer)
+        more = extend_keys(prefix_keys[-1], rest, self._info.block_tokens)
+        return [*prefix_keys[1:], *more]
+
+    def _storage_keys(self, prefix_keys: list[bytes]) -> list[bytes]:
         return [storage_key(key, self._info.fingerprint) for key in prefix_keys]
 
     def _release(self, request_id: int) -> None:
@@ -195,43 +321,15 @@ class EngineCore:
             return  # it had ended before the front's cancel arrived
         if sequence.slot >= 0:
             self._engine.clear(sequence.slot)
-        self._released.append(request_id)
+        self._pending.inbox_freed += [block.inbox_slot for block in sequence.staged.values()]
+        self._pending.released.append(request_id)
         if self._scheduler.idle:
             self._scheduler.check_integrity()
 
     def _load(self) -> CoreLoad:
-        counters = self._counters
-        return CoreLoad(
-            num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
-            num_blocks_cached=self._pool.num_cached,
-            num_blocks_reserved=self._pool.num_reserved,
-            num_blocks_total=self._pool.num_blocks,
-            prompt_tokens_evaluated=counters.prompt_tokens_evaluated,
-            decode_tokens_evaluated=counters.decode_tokens_evaluated,
-            prompt_tokens_cached=counters.prompt_tokens_cached,
-            num_steps=counters.num_steps,
-            engine_busy_s=counters.engine_busy_s,
-            longest_step_ms=max(counters.recent_steps_s, default=0.0) * 1e3,
-            prefill_tokens_per_s=self._budget.prefill_tokens_per_s,
+        return self._counters.load(
+            self._scheduler, self._pool, prefill_tokens_per_s=self._budget.prefill_tokens_per_s
         )
-
-
-class _Counters:
-    """Counted since the core's start."""
-
-    def __init__(self) -> None:
-        self.prompt_tokens_evaluated = 0
-        self.decode_tokens_evaluated = 0
-        self.prompt_tokens_cached = 0
-        self.num_steps = 0
-        self.engine_busy_s = 0.0
-        self.recent_steps_s: deque[float] = deque(maxlen=100)
-
-    def add_step(self, step_s: float) -> None:
-        self.num_steps += 1
-        self.engine_busy_s += step_s
-        self.recent_steps_s.append(step_s)
 
 
 def _delay(delay_ms: float) -> None:
@@ -242,6 +340,7 @@ def _delay(delay_ms: float) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m worker.core", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the socket to the front")
+    parser.add_argument("--memory-fd", type=int, required=True, help="memory shared with it")
     parser.add_argument("--config", required=True, help="the configuration, as JSON")
     parser.add_argument("--cores-shared-by", type=int, default=1)
     options = parser.parse_args(arguments)
@@ -256,8 +355,15 @@ def main(arguments: list[str] | None = None) -> int:
         link.send(Failed(str(error)))
         return 3
     try:
-        link.send(Ready(engine.info))
-        EngineCore(engine, config, link).run()
+        layout = ArenaLayout(
+            block_bytes=engine.info.block_bytes,
+            num_pool=engine.info.num_blocks,
+            num_inbox=config.worker.num_inbox_blocks,
+            num_outbox=config.worker.num_outbox_blocks,
+        )
+        arena = BlockArena(options.memory_fd, layout)
+        link.send(Ready(engine.info, layout))
+        EngineCore(engine, arena, config, link).run()
     except LinkClosed:
         return 0
     except EngineFailure as error:

@@ -7,8 +7,10 @@ UNAVAILABLE, and a new core is started.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
+import os
 import socket
 import sys
 import time
@@ -16,19 +18,34 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from services.core import config as mesh_config
 from services.core.config import MeshConfig, Snapshot
-from services.core.errors import MeshError, Overloaded, Unavailable
+from services.core.errors import Overloaded, Unavailable
 from services.core.sampling import Sampling
 from services.runtime.startup import StartupError
+from worker.arena import BlockArena, new_memory
 from worker.engines.contract import EngineInfo
+from worker.inbox import Inbox
 from worker.link import FrontLink, LinkClosed
-from worker.messages import Cancel, Failed, Ready, Settings, StepReport, Submit, Token
+from worker.messages import (
+    Cancel,
+    Command,
+    Failed,
+    FreeOutbox,
+    Ready,
+    Settings,
+    Source,
+    Stage,
+    StepReport,
+    StoredBlock,
+    Submit,
+)
+from worker.stream import TokenStream
 from worker.watch import EMPTY_LOAD, WatchHub
 
 _log = logging.getLogger(__name__)
@@ -36,46 +53,6 @@ _log = logging.getLogger(__name__)
 RESTART_DELAY_S = 0.2
 MAX_RESTART_DELAY_S = 5.0
 CLOSE_GRACE_S = 3.0
-
-
-class Arrival(NamedTuple):
-    """Tokens that came since the last look, and when the last of them came."""
-
-    tokens: list[Token]
-    received_s: float
-
-
-class TokenStream:
-    """The tokens of one request: all that is ready at each look, never fewer, never delayed."""
-
-    def __init__(self) -> None:
-        self.finished = False
-        self._tokens: list[Token] = []
-        self._received_s = 0.0
-        self._error: MeshError | None = None
-        self._awake = asyncio.Event()
-
-    def push(self, token: Token, received_s: float) -> None:
-        self._tokens.append(token)
-        self._received_s = received_s
-        self.finished = bool(token.finish)
-        self._awake.set()
-
-    def fail(self, error: MeshError) -> None:
-        self._error = error
-        self._awake.set()
-
-    async def next(self) -> Arrival:
-        """Waits for at least one token. Raises the error that ended the stream."""
-        await self._awake.wait()
-        self._awake.clear()
-        if not self._tokens and self._error is not None:
-            raise self._error
-        arrival = Arrival(self._tokens, self._received_s)
-        self._tokens = []
-        if self._error is not None:
-            self._awake.set()  # the tokens first, then the error
-        return arrival
 
 
 class EngineFront:
@@ -94,6 +71,12 @@ class EngineFront:
         self._max_waiting = config.worker.max_waiting
         self._settings = _settings(config)
         self._on_core: Callable[[bool], None] = lambda up: None
+        self._on_stored: list[Callable[[list[StoredBlock]], None]] = []
+        self._memory_fd = new_memory()
+        self._arena: BlockArena | None = None
+        self._inbox: Inbox | None = None
+        # Slots of the inbox that the core holds now.
+        self._staged: set[int] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -103,6 +86,23 @@ class EngineFront:
         if self._info is None:
             raise RuntimeError("the engine has not been loaded yet")
         return self._info
+
+    @property
+    def arena(self) -> BlockArena:
+        """Memory shared with the core; known once entered, and the same for every core."""
+        if self._arena is None:
+            raise RuntimeError("the engine has not been loaded yet")
+        return self._arena
+
+    @property
+    def inbox(self) -> Inbox:
+        if self._inbox is None:
+            raise RuntimeError("the engine has not been loaded yet")
+        return self._inbox
+
+    @property
+    def memory_fd(self) -> int:
+        return self._memory_fd
 
     @property
     def num_streams(self) -> int:
@@ -133,10 +133,17 @@ class EngineFront:
     async def close(self) -> None:
         self._supervisor.cancel()
         await asyncio.gather(self._supervisor, return_exceptions=True)
+        if self._memory_fd >= 0:
+            os.close(self._memory_fd)
+            self._memory_fd = -1
 
     def on_core(self, callback: Callable[[bool], None]) -> None:
         """Called with False when the core dies, and with True when a new one is ready."""
         self._on_core = callback
+
+    def on_stored(self, callback: Callable[[list[StoredBlock]], None]) -> None:
+        """Called with the blocks that have entered the pool."""
+        self._on_stored.append(callback)
 
     def configure(self, snapshot: Snapshot) -> None:
         self._max_waiting = snapshot.config.worker.max_waiting
@@ -153,12 +160,16 @@ class EngineFront:
         *,
         batch_class: bool,
         answer_ids: tuple[int, ...] = (),
+        source: Source = Source.COMPUTE,
+        export_from: int | None = None,
     ) -> Iterator[TokenStream]:
         """Run one request. Leaving the context ends it, whatever state it is in.
 
-        `answer_ids`: the part of the answer that exists already; its next token comes first.
+        `answer_ids`: the part of the answer that exists already; its next token comes
+        first. `source` and `export_from`: as in `Submit`.
         """
-        if self._link is None:
+        link = self._link
+        if link is None:
             raise Unavailable("the engine core is restarting", reason="ENGINE_RESTARTING")
         if len(self._streams) >= self.info.num_slots + self._max_waiting:
             raise Overloaded(
@@ -167,10 +178,11 @@ class EngineFront:
                 retry_delay_s=1.0,
             )
         request_id = next(self._request_ids)
-        stream = self._streams[request_id] = TokenStream()
+        stream = TokenStream(request_id, functools.partial(self._tell, link))
+        self._streams[request_id] = stream
         self._held.add(request_id)
         self._idle.clear()
-        self._link.send(
+        link.send(
             Submit(
                 request_id,
                 token_ids,
@@ -179,6 +191,8 @@ class EngineFront:
                 batch_class,
                 time.monotonic(),
                 answer_ids,
+                source,
+                export_from,
             )
         )
         try:
@@ -196,6 +210,15 @@ class EngineFront:
         except TimeoutError:
             pass
         return len(self._held)
+
+    def _tell(self, link: FrontLink, command: Command) -> None:
+        """To the core that the request was submitted to; another core knows nothing of it."""
+        if link is self._link:
+            if isinstance(command, Stage):
+                self._staged.update(block.inbox_slot for block in command.blocks)
+            link.send(command)
+        elif isinstance(command, Stage):
+            self.inbox.release(block.inbox_slot for block in command.blocks)
 
     async def _supervise(self, loaded: asyncio.Future[None]) -> None:
         """One core after the other, for as long as the front lives."""
@@ -225,7 +248,7 @@ class EngineFront:
                 if isinstance(first, Failed):
                     raise StartupError(first.message)
                 assert isinstance(first, Ready)
-                self._come_up(link, first.info)
+                self._come_up(link, first)
                 if not loaded.done():
                     loaded.set_result(None)
                 while True:
@@ -242,15 +265,20 @@ class EngineFront:
     async def _spawn(self, theirs: socket.socket) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "worker.core", "--fd", str(theirs.fileno())),
+            *("--memory-fd", str(self._memory_fd)),
             *("--config", mesh_config.to_json(self._config)),
             *("--cores-shared-by", str(self._cores_shared_by)),
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), self._memory_fd],
             stdin=asyncio.subprocess.DEVNULL,
         )
 
-    def _come_up(self, link: FrontLink, info: EngineInfo) -> None:
+    def _come_up(self, link: FrontLink, ready: Ready) -> None:
+        info = ready.info
         self._link = link
         self._info = info
+        if self._arena is None:
+            self._arena = BlockArena(self._memory_fd, ready.layout)
+            self._inbox = Inbox(ready.layout.num_inbox)
         self.hub.restart(uuid.uuid4().hex, num_blocks=info.num_blocks)
         link.send(self._settings)
         self._on_core(True)
@@ -261,6 +289,7 @@ class EngineFront:
         self._link = None
         self._held.clear()
         self._idle.set()
+        self._free_inbox(list(self._staged))
         self.hub.load = EMPTY_LOAD
         error = Unavailable("the engine core died", reason="ENGINE_DIED")
         for stream in self._streams.values():
@@ -273,10 +302,32 @@ class EngineFront:
             stream = self._streams.get(token.request_id)
             if stream is not None:
                 stream.push(token, received_s)
+        self._deliver_blocks(report)
         self._held.difference_update(report.released)
         if not self._held:
             self._idle.set()
         self.hub.apply(report)
+
+    def _deliver_blocks(self, report: StepReport) -> None:
+        for request_id, num_cached_blocks in report.started:
+            if (stream := self._streams.get(request_id)) is not None:
+                stream.start(num_cached_blocks)
+        for request_id, num_computed in report.progress:
+            if (stream := self._streams.get(request_id)) is not None:
+                stream.num_computed = num_computed
+        for block in report.exported:
+            if (stream := self._streams.get(block.request_id)) is not None:
+                stream.export(block)
+            elif self._link is not None:
+                self._link.send(FreeOutbox((block.outbox_slot,)))
+        self._free_inbox(report.inbox_freed)
+        if report.stored:
+            for callback in self._on_stored:
+                callback(report.stored)
+
+    def _free_inbox(self, slots: list[int]) -> None:
+        self._staged.difference_update(slots)
+        self.inbox.release(slots)
 
 
 def _settings(config: MeshConfig) -> Settings:

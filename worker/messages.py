@@ -7,6 +7,7 @@ CLOCK_MONOTONIC, which the two processes share.
 
 from __future__ import annotations
 
+import enum
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,9 +15,20 @@ import numpy.typing as npt
 
 from services.core.config import DelaySettings
 from services.core.sampling import Sampling
+from worker.arena import ArenaLayout
 from worker.engines.contract import EngineInfo
 
 # --- front to core
+
+
+class Source(enum.Enum):
+    """Where the KV of a prompt comes from, beside the core's own pool."""
+
+    COMPUTE = "compute"
+    # Computed from its head, while blocks may come that are joined to it.
+    JOIN = "join"
+    # Not computed: blocks come, until Compute or LoadingEnded says otherwise.
+    HOLD = "hold"
 
 
 class Submit(NamedTuple):
@@ -27,10 +39,56 @@ class Submit(NamedTuple):
     sampling: Sampling  # seed and max_tokens resolved by the front
     batch_class: bool
     submitted_s: float
+    # The part of the answer that exists already, from a worker that died.
+    answer_ids: tuple[int, ...] = ()
+    source: Source = Source.COMPUTE
+    # For another worker: end after the first token, and export the KV from this block
+    # on to the outbox. None: an answer of our own.
+    export_from: int | None = None
 
 
 class Cancel(NamedTuple):
     request_id: int
+
+
+class StagedBlock(NamedTuple):
+    """A block of a prompt that lies in the inbox. The last may hold fewer tokens than a block."""
+
+    block_index: int
+    inbox_slot: int
+    num_tokens: int
+
+
+class Stage(NamedTuple):
+    """The core takes the inbox slots over, whatever becomes of the request."""
+
+    request_id: int
+    blocks: tuple[StagedBlock, ...]
+
+
+class Compute(NamedTuple):
+    """Do not wait: compute from the head, and join the blocks that come."""
+
+    request_id: int
+
+
+class LoadingEnded(NamedTuple):
+    """No more blocks come: join what is contiguous, compute the rest."""
+
+    request_id: int
+
+
+class FirstToken(NamedTuple):
+    """Another worker has sampled it; its KV may still be on the way."""
+
+    request_id: int
+    token_id: int
+
+
+class FreeOutbox(NamedTuple):
+    """These slots have been read."""
+
+    slots: tuple[int, ...]
 
 
 class Settings(NamedTuple):
@@ -40,15 +98,18 @@ class Settings(NamedTuple):
     delay_ms: DelaySettings
 
 
-Command: TypeAlias = Submit | Cancel | Settings
+Command: TypeAlias = (
+    Submit | Cancel | Stage | Compute | LoadingEnded | FirstToken | FreeOutbox | Settings
+)
 
 # --- core to front
 
 
 class Ready(NamedTuple):
-    """The first message of a core: the engine is loaded."""
+    """The first message of a core: the engine is loaded, and the arena has its size."""
 
     info: EngineInfo
+    layout: ArenaLayout
 
 
 class Failed(NamedTuple):
@@ -104,16 +165,53 @@ class CoreLoad(NamedTuple):
     prefill_tokens_per_s: float
 
 
+class Started(NamedTuple):
+    """A request has its slot, and in it what the pool held."""
+
+    request_id: int
+    num_cached_blocks: int
+
+
+class Progress(NamedTuple):
+    """Of a request that blocks may be loaded for."""
+
+    request_id: int
+    num_computed: int
+
+
+class StoredBlock(NamedTuple):
+    """A block that entered the pool. `generation` changes before its place is overwritten."""
+
+    prefix_key: bytes
+    block_index: int
+    place: int
+    generation: int
+
+
+class ExportedBlock(NamedTuple):
+    """A block of a prompt that lies in the outbox, until FreeOutbox."""
+
+    request_id: int
+    block_index: int
+    num_tokens: int
+    outbox_slot: int
+
+
 class StepReport(NamedTuple):
     """All that one turn of the loop produced."""
 
     tokens: list[Token]
     # Requests gone since the last report (finished or cancelled): their slot and KV are free.
     released: list[int]
-    # Prefix keys, in order: blocks that entered and left the cache.
-    stored: list[bytes]
+    # In order: blocks that entered the cache, and the prefix keys of those that left it.
+    stored: list[StoredBlock]
     evicted: list[bytes]
     load: CoreLoad
+    started: list[Started]
+    progress: list[Progress]
+    exported: list[ExportedBlock]
+    # Inbox slots whose blocks are in the engine, or are not needed.
+    inbox_freed: list[int]
 
 
 Report: TypeAlias = Ready | Failed | StepReport

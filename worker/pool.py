@@ -12,7 +12,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from worker.engines.contract import Bytes
+import numpy as np
+
+from worker.engines.contract import Bytes, Generations
+from worker.messages import StoredBlock
 
 
 class NewBlock(NamedTuple):
@@ -23,9 +26,9 @@ class NewBlock(NamedTuple):
 
 
 class PoolEvents(NamedTuple):
-    """Prefix keys, in order."""
+    """In order; of the evicted, their prefix keys."""
 
-    stored: list[bytes]
+    stored: list[StoredBlock]
     evicted: list[bytes]
 
 
@@ -37,17 +40,20 @@ class _Block(NamedTuple):
 class BlockPool:
     """`memory`: uint8 of shape (num_blocks, block_bytes).
 
+    `generations`, of shape (num_blocks,), counts up before a place is overwritten, for
+    processes that copy from it. None: nobody does.
     With a paged engine the running requests' KV occupies blocks too: `reserve`
     takes them, evicting cached blocks, since cached KV always yields to requests.
     """
 
-    def __init__(self, memory: Bytes) -> None:
+    def __init__(self, memory: Bytes, generations: Generations | None = None) -> None:
         self._memory = memory
+        self._generations = np.zeros(len(memory), np.uint64) if generations is None else generations
         self._free = list(range(memory.shape[0]))
         # Least recently used first.
         self._cached: OrderedDict[bytes, _Block] = OrderedDict()
         self._num_reserved = 0
-        self._stored: dict[bytes, None] = {}
+        self._stored: dict[bytes, StoredBlock] = {}
         self._evicted: dict[bytes, None] = {}
 
     @property
@@ -83,7 +89,7 @@ class BlockPool:
         """
         own = {block.storage_key for block in chain[:first]}
         places: list[Bytes] = []
-        for block in chain[first:]:
+        for index, block in enumerate(chain[first:], start=first):
             if block.storage_key in self._cached:
                 break  # the rest came in by another request in the meantime
             if not self._have_room(1, spare=own):
@@ -91,8 +97,12 @@ class BlockPool:
             place = self._free.pop()
             self._cached[block.storage_key] = _Block(place, block.prefix_key)
             own.add(block.storage_key)
+            self._generations[place] += 1
             if self._evicted.pop(block.prefix_key, self) is self:
-                self._stored[block.prefix_key] = None
+                generation = int(self._generations[place])
+                self._stored[block.prefix_key] = StoredBlock(
+                    block.prefix_key, index, place, generation
+                )
             places.append(self._memory[place])
         for block in reversed(chain[: first + len(places)]):
             self._cached.move_to_end(block.storage_key)
@@ -113,7 +123,7 @@ class BlockPool:
 
     def take_events(self) -> PoolEvents:
         """What changed since the last call."""
-        events = PoolEvents(list(self._stored), list(self._evicted))
+        events = PoolEvents(list(self._stored.values()), list(self._evicted))
         self._stored, self._evicted = {}, {}
         return events
 
@@ -134,6 +144,6 @@ class BlockPool:
                 return False
             block = self._cached.pop(victim)
             self._free.append(block.place)
-            if self._stored.pop(block.prefix_key, self) is self:
+            if self._stored.pop(block.prefix_key, None) is None:
                 self._evicted[block.prefix_key] = None
         return True

@@ -8,6 +8,7 @@ holds up the tokens of others nor the cancelling of anything.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,8 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from services.core.tokens import TokenArray
 from worker.engines.contract import EngineInfo, Work
-from worker.messages import Submit
+from worker.messages import Compute, FirstToken, LoadingEnded, Source, StagedBlock, Submit
 from worker.pool import BlockPool
 
 # A waiting batch request goes before interactive ones that came this much later.
@@ -28,6 +30,8 @@ class Sequence:
     """A request in the core, and how far it has come."""
 
     submit: Submit
+    # The answer so far, what another worker gave of it included.
+    answer: list[int] = field(default_factory=list)
     slot: int = -1
     num_reserved: int = 0
     # Tokens whose KV is in the slot, prompt and answer together.
@@ -35,18 +39,44 @@ class Sequence:
     num_cached: int = 0
     # Prompt tokens that went through the engine, counted as they go.
     num_evaluated: int = 0
-    answer: list[int] = field(default_factory=list)
+    # Blocks that lie in the inbox, by their index.
+    staged: dict[int, StagedBlock] = field(default_factory=dict)
+    # Blocks are coming, and nothing is to be computed meanwhile.
+    held: bool = False
+    # More blocks may come.
+    loading: bool = False
     finished: bool = False
+    # The next block to export for another worker.
+    export_next: int = 0
     started_s: float = 0.0
-    loaded_s: float = 0.0
+    # Spent on bringing KV into the engine, or waiting for it with nothing else to do.
+    kv_load_s: float = 0.0
+
+    @classmethod
+    def of(cls, submit: Submit) -> Sequence:
+        return cls(
+            submit,
+            answer=list(submit.answer_ids),
+            held=submit.source is Source.HOLD,
+            loading=submit.source is not Source.COMPUTE,
+            export_next=submit.export_from or 0,
+        )
 
     @property
     def request_id(self) -> int:
         return self.submit.request_id
 
     @property
-    def num_prompt(self) -> int:
-        return len(self.submit.token_ids)
+    def input_ids(self) -> TokenArray:
+        """What is to be computed before the first token that is sampled here."""
+        if not self.submit.answer_ids:
+            return self.submit.token_ids
+        given = np.array(self.submit.answer_ids, dtype=np.uint32)
+        return np.concatenate([self.submit.token_ids, given])
+
+    @property
+    def num_input(self) -> int:
+        return len(self.submit.token_ids) + len(self.submit.answer_ids)
 
     @property
     def started(self) -> bool:
@@ -54,7 +84,46 @@ class Sequence:
 
     @property
     def prefilling(self) -> bool:
-        return self.num_computed < self.num_prompt
+        return self.num_computed < self.num_input
+
+    @property
+    def num_answered(self) -> int:
+        """Tokens of the answer that came since it was submitted."""
+        return len(self.answer) - len(self.submit.answer_ids)
+
+    @property
+    def has_first_token(self) -> bool:
+        return self.num_answered > 0
+
+    @property
+    def for_another(self) -> bool:
+        return self.submit.export_from is not None
+
+    def advise(self, command: Compute | LoadingEnded | FirstToken) -> None:
+        match command:
+            case Compute():
+                self.held = False
+            case LoadingEnded():
+                self.loading = False
+            case FirstToken():
+                self.answer.append(command.token_id)
+
+    def wants(self, block: StagedBlock, block_tokens: int) -> bool:
+        return block.block_index not in self.staged and (
+            block.block_index * block_tokens >= self.num_computed or not self.started
+        )
+
+    def ready_run(self, block_tokens: int) -> list[StagedBlock]:
+        """Staged blocks that follow what is computed, without a gap."""
+        index, rest = divmod(self.num_computed, block_tokens)
+        run: list[StagedBlock] = []
+        while not rest and index + len(run) in self.staged:
+            run.append(self.staged[index + len(run)])
+        return run
+
+    def barrier(self, block_tokens: int) -> int:
+        """The position up to which to compute: from there on, blocks are in the inbox."""
+        return min(self.staged) * block_tokens if self.staged else self.num_input
 
     def finish_after(self, token_id: int, info: EngineInfo) -> str:
         """Whether generation ends with this token, not yet appended: "stop", "length" or ""."""
@@ -63,7 +132,7 @@ class Sequence:
         if ends or token_id in sampling.stop_token_ids:
             return "stop"
         count = len(self.answer) + 1
-        full = self.num_prompt + count >= info.max_context_tokens
+        full = len(self.submit.token_ids) + count >= info.max_context_tokens
         return "length" if count == sampling.max_tokens or full else ""
 
 
@@ -138,19 +207,25 @@ class Scheduler:
         return not self._running and not self.num_waiting
 
     def add(self, submit: Submit) -> None:
-        self._waiting[submit.batch_class].append(Sequence(submit))
+        self._waiting[submit.batch_class].append(Sequence.of(submit))
 
-    def admit(self) -> None:
+    def running(self) -> list[Sequence]:
+        return list(self._running.values())
+
+    def admit(self) -> list[Sequence]:
         """Give slots to waiting requests, for as long as there are slots and KV room."""
+        admitted = []
         while self._free_slots and (queue := self._next_queue()) is not None:
             sequence = queue[0]
             num_blocks = self._blocks_needed(sequence)
             if not self._pool.reserve(num_blocks):
-                return  # the next in line waits for room; nobody slips past it
+                break  # the next in line waits for room; nobody slips past it
             queue.popleft()
             sequence.slot = self._free_slots.pop()
             sequence.num_reserved = num_blocks
             self._running[sequence.request_id] = sequence
+            admitted.append(sequence)
+        return admitted
 
     def plan(self, budget: StepBudget, start: Callable[[Sequence], None]) -> list[Planned]:
         """The next step: a token of each decoding sequence, then prompts within the budget.
@@ -158,17 +233,19 @@ class Scheduler:
         `start` is called for a prompt whose turn has come, to bring in what is
         cached of it: it sets `num_computed`.
         """
-        decoding = [sequence for sequence in self._running.values() if not sequence.prefilling]
+        active = [each for each in self._running.values() if not each.held and not each.finished]
+        decoding = [sequence for sequence in active if not sequence.prefilling]
         planned = [Planned(sequence, _decode_work(sequence)) for sequence in decoding]
         left = budget.prompt_tokens(len(decoding))
-        for sequence in [item for item in self._running.values() if item.prefilling]:
+        for sequence in [sequence for sequence in active if sequence.prefilling]:
             if left <= 0:
                 break
             if not sequence.started:
                 start(sequence)
-            work = _prefill_work(sequence, left)
-            planned.append(Planned(sequence, work))
-            left -= len(work.tokens)
+            work = self._prefill_work(sequence, left)
+            if len(work.tokens):
+                planned.append(Planned(sequence, work))
+                left -= len(work.tokens)
         return planned
 
     def remove(self, request_id: int) -> Sequence | None:
@@ -184,6 +261,11 @@ class Scheduler:
                     queue.remove(sequence)
                     return sequence
         return None
+
+    def find(self, request_id: int) -> Sequence | None:
+        waiting = itertools.chain(*self._waiting)
+        found = (each for each in waiting if each.request_id == request_id)
+        return self._running.get(request_id) or next(found, None)
 
     def check_integrity(self) -> None:
         slots = [sequence.slot for sequence in self._running.values()]
@@ -201,21 +283,22 @@ class Scheduler:
         aged = batch[0].submit.submitted_s + BATCH_AGEING_S < interactive[0].submit.submitted_s
         return batch if aged else interactive
 
+    def _prefill_work(self, sequence: Sequence, most: int) -> Work:
+        position = sequence.num_computed
+        end = min(position + most, sequence.barrier(self._info.block_tokens))
+        # A first token that another worker has sampled is not sampled again.
+        wanted = end == sequence.num_input and not sequence.has_first_token
+        return Work(sequence.slot, position, sequence.input_ids[position:end], wanted)
+
     def _blocks_needed(self, sequence: Sequence) -> int:
         if not self._info.kv_in_pool:
             return 0
         max_tokens = sequence.submit.sampling.max_tokens or 1
-        total = min(sequence.num_prompt + max_tokens, self._info.max_context_tokens)
+        num_prompt = len(sequence.submit.token_ids)
+        total = min(num_prompt + max_tokens, self._info.max_context_tokens)
         return -(-total // self._info.block_tokens)
 
 
 def _decode_work(sequence: Sequence) -> Work:
     last = np.array([sequence.answer[-1]], dtype=np.uint32)
     return Work(sequence.slot, sequence.num_computed, last, wants_logits=True)
-
-
-def _prefill_work(sequence: Sequence, most: int) -> Work:
-    position = sequence.num_computed
-    tokens = sequence.submit.token_ids[position : position + most]
-    complete = position + len(tokens) == sequence.num_prompt
-    return Work(sequence.slot, position, tokens, wants_logits=complete)

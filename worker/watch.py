@@ -75,9 +75,10 @@ class WatchHub:
         self.load = report.load
         for key in report.evicted:
             self._keys.pop(key, None)
-        self._keys.update(dict.fromkeys(report.stored))
+        new_keys = [block.prefix_key for block in report.stored]
+        self._keys.update(dict.fromkeys(new_keys))
         # Evictions first: a key in both lists would otherwise end up gone.
-        for stored, keys in ((False, report.evicted), (True, report.stored)):
+        for stored, keys in ((False, report.evicted), (True, new_keys)):
             if keys:
                 self._sequence += 1
                 event = BlocksEvent(self._sequence, self._incarnation, stored, tuple(keys))

@@ -116,6 +116,19 @@ class RouterSettings:
         10.0, "How long a request waits while no worker is ready at all.", low=0, high=3600
     )
     max_attempts: int = setting(3, "Workers tried before the first token, at most.", low=1, high=16)
+    max_migrations: int = setting(
+        3,
+        "How often an answer may go on at another worker because its own died.",
+        low=0,
+        high=16,
+    )
+    prefill_affinity_tokens: int = setting(
+        512,
+        "How many more prompt tokens than the least busy one a prefill worker may have to"
+        " compute and still get a prompt that begins like those it had before.",
+        low=0,
+        high=1_000_000,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +191,28 @@ class WorkerSettings:
     )
     max_batch_tokens: int = setting(
         512, "Most tokens in one engine step.", low=16, high=65536, at_start=True
+    )
+    num_inbox_blocks: int = setting(
+        32,
+        "KV blocks that may be on their way into the engine at once.",
+        low=1,
+        high=1_000_000,
+        at_start=True,
+    )
+    num_outbox_blocks: int = setting(
+        32,
+        "KV blocks that may be on their way to other workers at once.",
+        low=1,
+        high=1_000_000,
+        at_start=True,
+    )
+    handoff_export_blocks: int = setting(
+        4,
+        "Finished blocks of a prompt that leave for a decode worker together, while the rest is"
+        " computed; 0 sends all at the prompt's end.",
+        low=0,
+        high=1_000_000,
+        at_start=True,
     )
     max_waiting: int = setting(
         256, "Requests that may wait inside a worker; one more is refused.", low=0, high=100_000

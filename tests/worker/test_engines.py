@@ -26,7 +26,7 @@ def test_each_engine_answers_under_the_same_names(name: str) -> None:
     logits = engine.evaluate([Work(1, 0, PROMPT, True)])
     blocks = [np.empty(engine.info.block_bytes, np.uint8) for _ in range(2)]
     engine.export_blocks(1, 0, blocks)
-    engine.import_blocks(0, blocks)
+    engine.append_blocks(0, blocks)
 
     assert engine.info.name == name
     assert (engine.info.model, engine.info.vocabulary_size) == ("smollm2-135m-instruct", 49_152)

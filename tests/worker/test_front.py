@@ -18,7 +18,8 @@ from services.core.keys import extend_keys, root_key
 from services.core.sampling import Sampling
 from services.core.tokens import pack
 from services.runtime.startup import StartupError
-from worker.front import EngineFront, TokenStream
+from worker.front import EngineFront
+from worker.stream import TokenStream
 from worker.messages import Token
 
 BLOCK_TOKENS = 16
@@ -250,7 +251,7 @@ async def test_a_core_that_is_killed_fails_its_requests_and_is_replaced(front: E
 
 
 async def test_tokens_before_a_death_are_delivered_before_its_error() -> None:
-    stream = TokenStream()
+    stream = TokenStream(1, lambda command: None)
     stream.push(Token(1, 7, "", None, None), 0.0)
     stream.fail(Unavailable("gone"))
 

@@ -127,9 +127,7 @@ def test_a_cleared_slot_starts_afresh(engine: LlamaCppEngine, plain: bytes) -> N
 @pytest.mark.parametrize("num_blocks", [1, 3])
 def test_blocks_stand_for_computing(engine: LlamaCppEngine, plain: bytes, num_blocks: int) -> None:
     blocks = exported(engine, num_blocks)
-    feed(engine, 1, OTHER)
-    # Replaces what the slot held.
-    engine.import_blocks(1, blocks)
+    engine.append_blocks(1, blocks)
 
     assert feed(engine, 1, PROMPT, start=num_blocks * BLOCK_TOKENS) == plain
     again = new_blocks(engine, num_blocks)
@@ -146,17 +144,37 @@ def test_later_blocks_are_exported_alone(engine: LlamaCppEngine) -> None:
     assert later[0].tobytes() != blocks[1].tobytes()
 
 
-def test_importing_nothing_empties_the_slot(engine: LlamaCppEngine, plain: bytes) -> None:
-    feed(engine, 0, OTHER)
-    engine.import_blocks(0, [])
+def test_blocks_join_what_was_computed(engine: LlamaCppEngine, plain: bytes) -> None:
+    blocks = exported(engine, 3)
+    feed(engine, 1, PROMPT[:BLOCK_TOKENS])
+    engine.append_blocks(1, blocks[1:2])
+    engine.append_blocks(1, blocks[2:])
 
-    assert feed(engine, 0, PROMPT) == plain
+    assert feed(engine, 1, PROMPT, start=3 * BLOCK_TOKENS) == plain
+
+
+def test_the_last_block_may_be_whole_tokens_only(engine: LlamaCppEngine, plain: bytes) -> None:
+    part = np.empty(5 * engine.info.token_bytes, np.uint8)
+    blocks = [*new_blocks(engine, 4), part]
+    feed(engine, 0, PROMPT[:37])
+    engine.export_blocks(0, 0, blocks)
+    engine.append_blocks(1, blocks)
+
+    assert feed(engine, 1, PROMPT, start=37) == plain
+
+
+def test_blocks_cannot_follow_a_part_of_a_block(engine: LlamaCppEngine) -> None:
+    blocks = exported(engine, 1)
+    feed(engine, 1, PROMPT[: BLOCK_TOKENS + 1])
+
+    with pytest.raises(EngineFailure, match="no whole blocks"):
+        engine.append_blocks(1, blocks)
 
 
 def test_quantized_blocks_stand_for_computing() -> None:
     engine = new_engine(kv_type="q8_0")
     plain = feed(engine, 0, PROMPT)
-    engine.import_blocks(1, exported(engine, 3))
+    engine.append_blocks(1, exported(engine, 3))
 
     assert feed(engine, 1, PROMPT, start=3 * BLOCK_TOKENS) == plain
     engine.close()
@@ -172,7 +190,7 @@ from worker.engines.contract import Work
 engine = open_engine(from_json(sys.argv[1]), cores_shared_by=1)
 data = np.load(sys.argv[2])
 blocks, rest = list(data["blocks"]), data["rest"]
-engine.import_blocks(2, blocks)
+engine.append_blocks(2, blocks)
 logits = engine.evaluate([Work(2, len(blocks) * engine.info.block_tokens, rest, True)])
 print(engine.info.fingerprint.hex(), hashlib.sha256(logits).hexdigest())
 engine.close()
@@ -216,8 +234,8 @@ def test_an_unknown_slot_is_refused(engine: LlamaCppEngine, slot: int) -> None:
     calls: list[Callable[[], object]] = [
         lambda: engine.evaluate([Work(slot, 0, PROMPT, True)]),
         lambda: engine.clear(slot),
-        lambda: engine.import_blocks(slot, blocks),
-        lambda: engine.import_blocks(slot, []),
+        lambda: engine.append_blocks(slot, blocks),
+        lambda: engine.append_blocks(slot, []),
         lambda: engine.export_blocks(slot, 0, blocks),
     ]
     for call in calls:
@@ -257,7 +275,7 @@ def test_a_full_context_is_refused(engine: LlamaCppEngine) -> None:
         engine, Work(0, MAX_CONTEXT_TOKENS, tokens[-1:], True)
     )
     with pytest.raises(EngineFailure, match="would hold 48 tokens"):
-        engine.import_blocks(1, too_many)
+        engine.append_blocks(1, too_many)
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 2), (1, 1), (-1, 1)])
@@ -275,7 +293,7 @@ def test_blocks_of_another_size_are_refused(engine: LlamaCppEngine) -> None:
     blocks = [np.zeros(engine.info.block_bytes - 1, np.uint8)]
 
     with pytest.raises(EngineFailure, match="a block is"):
-        engine.import_blocks(0, blocks)
+        engine.append_blocks(0, blocks)
     with pytest.raises(EngineFailure, match="a block is"):
         engine.export_blocks(0, 0, blocks)
 
@@ -289,7 +307,7 @@ def test_a_closed_engine_refuses_calls() -> None:
     calls: list[Callable[[], object]] = [
         lambda: engine.evaluate([Work(1, 0, PROMPT, True)]),
         lambda: engine.clear(0),
-        lambda: engine.import_blocks(0, blocks),
+        lambda: engine.append_blocks(1, blocks),
         lambda: engine.export_blocks(0, 0, blocks),
     ]
     for call in calls:

@@ -109,7 +109,7 @@ def test_events_are_net_of_what_came_and_went_unreported() -> None:
 
     events = pool.take_events()
 
-    assert events.stored == [second[0].prefix_key]
+    assert [block.prefix_key for block in events.stored] == [second[0].prefix_key]
     assert events.evicted == []
 
 
@@ -151,7 +151,7 @@ class PoolAgainstItsEvents(RuleBasedStateMachine):
     def report(self) -> None:
         events = self.pool.take_events()
         self.known.difference_update(events.evicted)
-        self.known.update(events.stored)
+        self.known.update(block.prefix_key for block in events.stored)
         held = {
             block.prefix_key
             for name in "abc"

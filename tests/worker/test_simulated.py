@@ -85,7 +85,7 @@ def test_blocks_carry_a_prefix_to_another_engine(tokens: list[int]) -> None:
     num_blocks = (len(tokens) - 1) // BLOCK_TOKENS
     blocks = new_blocks(source, num_blocks)
     source.export_blocks(0, 0, blocks)
-    target.import_blocks(2, blocks)
+    target.append_blocks(2, blocks)
     start = num_blocks * BLOCK_TOKENS
     logits = target.evaluate([Work(2, start, ids(*tokens[start:]), True)])
 
@@ -115,7 +115,7 @@ def test_a_block_of_another_prefix_changes_the_answer(place: int) -> None:
     blocks = new_blocks(engine, 2)
     engine.export_blocks(0, 0, blocks)
     engine.export_blocks(1, place, blocks[place : place + 1])
-    engine.import_blocks(2, blocks)
+    engine.append_blocks(2, blocks)
     logits = engine.evaluate([Work(2, 16, ids(*tokens[16:]), True)])
 
     assert logits.tobytes() != right
@@ -184,7 +184,7 @@ def test_time_passes_as_the_model_says() -> None:
     for call in (
         lambda: engine.evaluate([Work(0, 16, ids(1), True)]),
         lambda: engine.export_blocks(0, 0, blocks),
-        lambda: engine.import_blocks(1, blocks),
+        lambda: engine.append_blocks(1, blocks),
     ):
         start_s = time.monotonic()
         call()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from worker.messages import StepReport
+from worker.messages import StepReport, StoredBlock
 from worker.watch import EMPTY_LOAD, MAX_BACKLOG, BlocksEvent, LoadEvent, SnapshotEvent, WatchHub
 
 
@@ -10,7 +10,8 @@ def report(
     *, stored: list[bytes] | None = None, evicted: list[bytes] | None = None, num_steps: int = 0
 ) -> StepReport:
     load = EMPTY_LOAD._replace(num_steps=num_steps)
-    return StepReport([], [], stored or [], evicted or [], load)
+    blocks = [StoredBlock(key, 0, 0, 1) for key in stored or []]
+    return StepReport([], [], blocks, evicted or [], load, [], [], [], [])
 
 
 def new_hub() -> WatchHub:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Logits: TypeAlias = npt.NDArray[np.float32]
+Generations: TypeAlias = npt.NDArray[np.uint64]
 
 
 class EngineInfo(NamedTuple):
@@ -29,6 +30,10 @@ class EngineInfo(NamedTuple):
     # True: a running request's KV occupies blocks of the pool (paged).
     # False: the engine keeps it in memory of its own, and the pool only caches.
     kv_in_pool: bool
+
+    @property
+    def token_bytes(self) -> int:
+        return self.block_bytes // self.block_tokens
 
 
 class Work(NamedTuple):
@@ -62,11 +67,17 @@ class Engine(Protocol):
         ...
 
     def export_blocks(self, slot: int, first: int, blocks: Sequence[Bytes]) -> None:
-        """Copy the slot's blocks first, first+1, ... into `blocks`, block_bytes each."""
+        """Copy the slot's blocks first, first+1, ... into `blocks`.
+
+        Each of block_bytes, but the last, which may be shorter: whole tokens only.
+        """
         ...
 
-    def import_blocks(self, slot: int, blocks: Sequence[Bytes]) -> None:
-        """Make the slot hold exactly these blocks, from position 0, replacing what it held."""
+    def append_blocks(self, slot: int, blocks: Sequence[Bytes]) -> None:
+        """Add these blocks to what the slot holds, which must be whole blocks itself.
+
+        Sizes as for `export_blocks`.
+        """
         ...
 
     def clear(self, slot: int) -> None:

@@ -70,16 +70,15 @@ class SimulatedEngine:
     def export_blocks(self, slot: int, first: int, blocks: Sequence[Bytes]) -> None:
         self._require_open()
         self._slots.check_export(slot, first, blocks)
-        with _lasting(self._transfer_s(len(blocks))):
+        with _lasting(self._transfer_s(blocks)):
             held = self._kv[slot].blocks[first : first + len(blocks)]
             for block, source in zip(blocks, held, strict=True):
-                block[...] = source
+                block[...] = source[: block.size]
 
-    def import_blocks(self, slot: int, blocks: Sequence[Bytes]) -> None:
+    def append_blocks(self, slot: int, blocks: Sequence[Bytes]) -> None:
         self._require_open()
-        length = self._slots.length_of(slot, blocks)
-        with _lasting(self._transfer_s(len(blocks))):
-            self._kv[slot] = self._new_kv()
+        length = self._slots.length_after_append(slot, blocks)
+        with _lasting(self._transfer_s(blocks)):
             self._kv[slot].load(blocks)
         self._slots.update({slot: length})
 
@@ -97,8 +96,9 @@ class SimulatedEngine:
         if self._closed:
             raise EngineFailure("the engine is closed")
 
-    def _transfer_s(self, num_blocks: int) -> float:
-        return num_blocks * self.info.block_bytes / (self._timing.transfer_gb_per_s * 1e9)
+    def _transfer_s(self, blocks: Sequence[Bytes]) -> float:
+        num_bytes = sum(block.size for block in blocks)
+        return num_bytes / (self._timing.transfer_gb_per_s * 1e9)
 
     def _new_kv(self) -> SequenceKV:
         return SequenceKV(

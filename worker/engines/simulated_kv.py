@@ -49,10 +49,12 @@ class SequenceKV:
             position += len(written)
 
     def load(self, blocks: Sequence[Bytes]) -> None:
-        """Hold copies of `blocks`, from position 0."""
+        """Add copies of `blocks`, the last of which may be whole rows only."""
         for block in blocks:
-            self.blocks.append(block.copy())
-            self._take_in(self._table(-1))
+            copy = np.empty(self._block_tokens * self._token_bytes, np.uint8)
+            copy[: block.size] = block
+            self.blocks.append(copy)
+            self._take_in(self._table(-1)[: block.size // self._token_bytes])
 
     def _table(self, block: int) -> Bytes:
         return self.blocks[block].reshape(self._block_tokens, self._token_bytes)

@@ -46,19 +46,22 @@ class Slots:
 
     def check_export(self, slot: int, first: int, blocks: Sequence[Bytes]) -> None:
         length = self.length(slot)
-        end = (first + len(blocks)) * self._info.block_tokens
+        end = first * self._info.block_tokens + self._num_tokens(blocks)
         if first < 0 or end > length:
             raise EngineFailure(
-                f"slot {slot} holds {length} tokens; blocks {first}..{first + len(blocks) - 1}"
-                f" of {self._info.block_tokens} are not all there"
+                f"slot {slot} holds {length} tokens; those up to {end} from block {first} on"
+                " are not all there"
             )
-        self._check_sizes(blocks)
 
-    def length_of(self, slot: int, blocks: Sequence[Bytes]) -> int:
-        """Tokens in `slot` once it holds `blocks`. Raises EngineFailure if it cannot."""
-        self.require(slot)
-        self._check_sizes(blocks)
-        return self._within_context(slot, len(blocks) * self._info.block_tokens)
+    def length_after_append(self, slot: int, blocks: Sequence[Bytes]) -> int:
+        """Tokens in `slot` once `blocks` are added. Raises EngineFailure if they cannot be."""
+        length = self.length(slot)
+        if length % self._info.block_tokens:
+            raise EngineFailure(
+                f"slot {slot} holds {length} tokens, which are no whole blocks of"
+                f" {self._info.block_tokens}"
+            )
+        return self._within_context(slot, length + self._num_tokens(blocks))
 
     def _within_context(self, slot: int, length: int) -> int:
         if length > self._info.max_context_tokens:
@@ -68,9 +71,15 @@ class Slots:
             )
         return length
 
-    def _check_sizes(self, blocks: Sequence[Bytes]) -> None:
-        for block in blocks:
-            if block.shape != (self._info.block_bytes,):
+    def _num_tokens(self, blocks: Sequence[Bytes]) -> int:
+        """Whole blocks, the last of which may be whole tokens only."""
+        for index, block in enumerate(blocks):
+            last = index == len(blocks) - 1
+            whole = block.shape == (self._info.block_bytes,)
+            part = last and block.ndim == 1 and 0 < block.size < self._info.block_bytes
+            if not whole and not (part and block.size % self._info.token_bytes == 0):
                 raise EngineFailure(
-                    f"a block is {self._info.block_bytes} bytes; got shape {block.shape}"
+                    f"a block is {self._info.block_bytes} bytes, {self._info.token_bytes} a token;"
+                    f" got shape {block.shape}"
                 )
+        return sum(block.size for block in blocks) // self._info.token_bytes

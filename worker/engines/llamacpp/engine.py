@@ -75,23 +75,16 @@ class LlamaCppEngine:
 
     def export_blocks(self, slot: int, first: int, blocks: Sequence[Bytes]) -> None:
         self._slots.check_export(slot, first, blocks)
-        if not blocks:
-            return
-        blob = self._blob_of(self._slots.length(slot))
-        self._context.read_state(slot, blob)
-        try:
-            self._layout.cut(blob, first * self.info.block_tokens, blocks)
-        except ValueError as error:
-            raise EngineFailure(f"the KV of slot {slot} has another form: {error}") from error
+        if blocks:
+            self._cut(slot, first * self.info.block_tokens, blocks)
 
-    def import_blocks(self, slot: int, blocks: Sequence[Bytes]) -> None:
-        length = self._slots.length_of(slot, blocks)
-        self.clear(slot)
+    def append_blocks(self, slot: int, blocks: Sequence[Bytes]) -> None:
+        length = self._slots.length_after_append(slot, blocks)
         if not blocks:
             return
-        # All blocks in one import: each import replaces the whole sequence.
+        # All in one import, what is there included: each import replaces the whole sequence.
         blob = self._blob_of(length)
-        self._layout.merge(blocks, blob)
+        self._layout.merge([*self._held(slot), *blocks], blob)
         self._context.write_state(slot, blob)
         self._slots.update({slot: length})
 
@@ -102,6 +95,23 @@ class LlamaCppEngine:
 
     def close(self) -> None:
         self._context.close()
+
+    def _cut(self, slot: int, first_token: int, blocks: Sequence[Bytes]) -> None:
+        blob = self._blob_of(self._slots.length(slot))
+        self._context.read_state(slot, blob)
+        try:
+            self._layout.cut(blob, first_token, blocks)
+        except ValueError as error:
+            raise EngineFailure(f"the KV of slot {slot} has another form: {error}") from error
+
+    def _held(self, slot: int) -> list[Bytes]:
+        """What the slot holds, as one block of many tokens."""
+        length = self._slots.length(slot)
+        if not length:
+            return []
+        held = np.empty(length * self._layout.token_bytes, np.uint8)
+        self._cut(slot, 0, [held])
+        return [held]
 
     def _learn_layout(self) -> BlobLayout:
         """From the KV of one token, which warms the model up as well."""

@@ -1,0 +1,82 @@
+"""What the core has to say: what a turn brought, and what it has done since its start. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from worker.messages import CoreLoad, ExportedBlock, Progress, Started, StepReport, Token
+from worker.pool import BlockPool, PoolEvents
+from worker.scheduler import Scheduler
+
+
+class PendingReport:
+    """What there is to report."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self.tokens: list[Token] = []
+        self.released: list[int] = []
+        self.started: list[Started] = []
+        self.progress: list[Progress] = []
+        self.exported: list[ExportedBlock] = []
+        self.inbox_freed: list[int] = []
+
+    def take(self, events: PoolEvents, load: Callable[[], CoreLoad]) -> StepReport | None:
+        """None when there is nothing to say."""
+        parts = (
+            *(self.tokens, self.released, self.started, self.progress),
+            *(self.exported, self.inbox_freed, events.stored, events.evicted),
+        )
+        if not any(parts):
+            return None
+        report = StepReport(
+            tokens=self.tokens,
+            released=self.released,
+            stored=events.stored,
+            evicted=events.evicted,
+            load=load(),
+            started=self.started,
+            progress=self.progress,
+            exported=self.exported,
+            inbox_freed=self.inbox_freed,
+        )
+        self._clear()
+        return report
+
+
+class Counters:
+    """Counted since the core's start."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens_evaluated = 0
+        self.decode_tokens_evaluated = 0
+        self.prompt_tokens_cached = 0
+        self.num_steps = 0
+        self.engine_busy_s = 0.0
+        self.recent_steps_s: deque[float] = deque(maxlen=100)
+
+    def add_step(self, step_s: float) -> None:
+        self.num_steps += 1
+        self.engine_busy_s += step_s
+        self.recent_steps_s.append(step_s)
+
+    def load(
+        self, scheduler: Scheduler, pool: BlockPool, *, prefill_tokens_per_s: float
+    ) -> CoreLoad:
+        return CoreLoad(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_blocks_cached=pool.num_cached,
+            num_blocks_reserved=pool.num_reserved,
+            num_blocks_total=pool.num_blocks,
+            prompt_tokens_evaluated=self.prompt_tokens_evaluated,
+            decode_tokens_evaluated=self.decode_tokens_evaluated,
+            prompt_tokens_cached=self.prompt_tokens_cached,
+            num_steps=self.num_steps,
+            engine_busy_s=self.engine_busy_s,
+            longest_step_ms=max(self.recent_steps_s, default=0.0) * 1e3,
+            prefill_tokens_per_s=prefill_tokens_per_s,
+        )

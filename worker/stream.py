@@ -1,0 +1,124 @@
+"""One request in the engine core, as the front sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from services.core.errors import MeshError
+from worker.messages import (
+    Command,
+    Compute,
+    ExportedBlock,
+    FirstToken,
+    FreeOutbox,
+    LoadingEnded,
+    Stage,
+    StagedBlock,
+    Token,
+)
+
+
+class Arrival(NamedTuple):
+    """Tokens that came since the last look, and when the last of them came."""
+
+    tokens: list[Token]
+    received_s: float
+
+
+class TokenStream:
+    """One request in the core: what comes back of it, and what it is told.
+
+    Tokens are all that is ready at each look, never fewer, never delayed.
+    """
+
+    def __init__(self, request_id: int, send: Callable[[Command], None]) -> None:
+        self.request_id = request_id
+        self.finished = False
+        # Blocks that the core found in its own pool; None before the request has a slot.
+        self.num_cached_blocks: int | None = None
+        # Prompt tokens whose KV is in the slot, while blocks may come.
+        self.num_computed = 0
+        self._send = send
+        self._tokens: list[Token] = []
+        self._exported: list[ExportedBlock] = []
+        self._received_s = 0.0
+        self._error: MeshError | None = None
+        self._awake = asyncio.Event()
+        self._started = asyncio.Event()
+        self._has_exported = asyncio.Event()
+
+    async def next(self) -> Arrival:
+        """Waits for at least one token. Raises the error that ended the stream."""
+        await self._awake.wait()
+        self._awake.clear()
+        if not self._tokens and self._error is not None:
+            raise self._error
+        arrival = Arrival(self._tokens, self._received_s)
+        self._tokens = []
+        if self._error is not None:
+            self._awake.set()  # the tokens first, then the error
+        return arrival
+
+    async def started(self) -> int:
+        """Waits for the request to have a slot: how many of its blocks the core had.
+
+        Raises the error that ended the stream.
+        """
+        await self._started.wait()
+        if self.num_cached_blocks is None:
+            assert self._error is not None
+            raise self._error
+        return self.num_cached_blocks
+
+    async def next_exported(self) -> list[ExportedBlock]:
+        """Waits for blocks in the outbox; give them back with `free_outbox`."""
+        await self._has_exported.wait()
+        self._has_exported.clear()
+        if not self._exported and self._error is not None:
+            raise self._error
+        exported, self._exported = self._exported, []
+        return exported
+
+    def stage(self, blocks: Sequence[StagedBlock]) -> None:
+        """Hand blocks in the inbox to the core, which gives the slots back by itself."""
+        self._send(Stage(self.request_id, tuple(blocks)))
+
+    def compute(self) -> None:
+        """Do not wait for blocks: compute, and join those that come."""
+        self._send(Compute(self.request_id))
+
+    def loading_ended(self) -> None:
+        """No more blocks come: compute what is missing. May be called twice."""
+        self._send(LoadingEnded(self.request_id))
+
+    def first_token(self, token: Token) -> None:
+        """Another worker has sampled it: it is passed on at once."""
+        self._send(FirstToken(self.request_id, token.token_id))
+        self.push(token, time.monotonic())
+
+    def free_outbox(self, slots: Sequence[int]) -> None:
+        self._send(FreeOutbox(tuple(slots)))
+
+    # What the front tells it.
+
+    def push(self, token: Token, received_s: float) -> None:
+        self._tokens.append(token)
+        self._received_s = received_s
+        self.finished = bool(token.finish)
+        self._awake.set()
+
+    def start(self, num_cached_blocks: int) -> None:
+        self.num_cached_blocks = num_cached_blocks
+        self._started.set()
+
+    def export(self, block: ExportedBlock) -> None:
+        self._exported.append(block)
+        self._has_exported.set()
+
+    def fail(self, error: MeshError) -> None:
+        self._error = error
+        for event in (self._awake, self._started, self._has_exported):
+            event.set()
