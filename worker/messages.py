@@ -183,6 +183,8 @@ class StoredBlock(NamedTuple):
     """A block that entered the pool. `generation` changes before its place is overwritten."""
 
     prefix_key: bytes
+    # Of the block before it in its chain; empty: it is the first.
+    previous_key: bytes
     block_index: int
     place: int
     generation: int

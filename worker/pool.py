@@ -99,9 +99,12 @@ class BlockPool:
             own.add(block.storage_key)
             self._generations[place] += 1
             if self._evicted.pop(block.prefix_key, self) is self:
-                generation = int(self._generations[place])
                 self._stored[block.prefix_key] = StoredBlock(
-                    block.prefix_key, index, place, generation
+                    prefix_key=block.prefix_key,
+                    previous_key=chain[index - 1].prefix_key if index else b"",
+                    block_index=index,
+                    place=place,
+                    generation=int(self._generations[place]),
                 )
             places.append(self._memory[place])
         for block in reversed(chain[: first + len(places)]):

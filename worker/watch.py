@@ -8,8 +8,9 @@ it has nothing else to read.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
 
@@ -86,6 +87,11 @@ class WatchHub:
                     watcher.offer(event)
         for watcher in self._watchers:
             watcher.wake()
+
+    def match(self, prefix_keys: Sequence[bytes]) -> int:
+        """How many of these blocks are cached, from the first without a gap."""
+        keys = itertools.takewhile(self._keys.__contains__, prefix_keys)
+        return sum(1 for _ in keys)
 
     def close(self) -> None:
         """Every watcher's stream ends."""

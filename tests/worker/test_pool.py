@@ -101,6 +101,21 @@ def test_releasing_more_than_is_reserved_is_refused() -> None:
         pool.release(1)
 
 
+def test_a_stored_block_is_told_with_its_place_in_the_chain() -> None:
+    pool = new_pool(4)
+    blocks = chain("a", 3)
+    fill(pool, blocks[:1])
+    pool.take_events()
+
+    fill(pool, blocks)
+    stored = pool.take_events().stored
+
+    assert [block.block_index for block in stored] == [1, 2]
+    assert [block.prefix_key for block in stored] == [b"p-a1", b"p-a2"]
+    assert [block.previous_key for block in stored] == [b"p-a0", b"p-a1"]
+    assert all(block.generation == 1 for block in stored)
+
+
 def test_events_are_net_of_what_came_and_went_unreported() -> None:
     pool = new_pool(1)
     first, second = chain("first", 1), chain("second", 1)

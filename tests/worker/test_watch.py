@@ -10,7 +10,7 @@ def report(
     *, stored: list[bytes] | None = None, evicted: list[bytes] | None = None, num_steps: int = 0
 ) -> StepReport:
     load = EMPTY_LOAD._replace(num_steps=num_steps)
-    blocks = [StoredBlock(key, 0, 0, 1) for key in stored or []]
+    blocks = [StoredBlock(key, b"", 0, 0, 1) for key in stored or []]
     return StepReport([], [], blocks, evicted or [], load, [], [], [], [])
 
 
@@ -110,3 +110,11 @@ async def test_closing_ends_every_watch_and_leaving_forgets_it() -> None:
         assert await waiting is None
         assert hub.num_watchers == 1
     assert hub.num_watchers == 0
+
+
+def test_the_cached_start_of_a_chain_is_known() -> None:
+    hub = new_hub()
+    hub.apply(report(stored=[b"a", b"b", b"d"]))
+
+    assert hub.match([b"a", b"b", b"c", b"d"]) == 2
+    assert hub.match([b"c"]) == 0
