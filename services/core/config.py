@@ -22,6 +22,7 @@ from services.core.errors import InvalidArgument, Violation
 
 ROUTING_STRATEGIES = ("round_robin", "random", "least_outstanding", "prefix_aware")
 ENGINES = ("llamacpp", "simulated")
+KV_LOAD_MODES = ("auto", "always", "never")
 AT_START = "is read at start: change it in the configuration file and restart"
 
 
@@ -213,6 +214,24 @@ class WorkerSettings:
         low=0,
         high=1_000_000,
         at_start=True,
+    )
+    kv_load: str = setting(
+        "auto",
+        "Whether KV blocks come out of the KV store: auto loads them where that is expected to be"
+        " faster than computing them.",
+        choices=KV_LOAD_MODES,
+    )
+    kv_load_timeout_ms: float = setting(
+        2000.0,
+        "Longest load of a request's blocks. It ends earlier where computing would have ended.",
+        low=1,
+        high=60_000,
+    )
+    kv_write_queue_blocks: int = setting(
+        256,
+        "Blocks that may wait to be written to the KV store; one more is dropped. 0 writes none.",
+        low=0,
+        high=1_000_000,
     )
     max_waiting: int = setting(
         256, "Requests that may wait inside a worker; one more is refused.", low=0, high=100_000
