@@ -240,6 +240,85 @@ class WorkerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvStoreSettings:
+    redis_url: str = setting(
+        "",
+        "L2: a Redis or Valkey that keeps KV blocks when workers and kvstore stop, as"
+        " redis://user:password@host:port/db, rediss:// for TLS, or unix:///path. Empty: none.",
+        at_start=True,
+    )
+    redis_user_file: str = setting(
+        "", "File that holds the name of the ACL user, instead of the URL.", at_start=True
+    )
+    redis_password_file: str = setting(
+        "", "File that holds the password, instead of the URL.", at_start=True
+    )
+    redis_ca_file: str = setting(
+        "",
+        "rediss://: certificates of the authorities to trust, in PEM; empty trusts the system's.",
+        at_start=True,
+    )
+    redis_cluster: bool = setting(
+        False, "redis_url names a node of a Redis Cluster.", at_start=True
+    )
+    redis_connections: str = setting(
+        "multiplexed",
+        "multiplexed: all reads share one connection. fifo_pool: a connection for each, the one"
+        " that rested longest first. A Redis Cluster always has a pool for each node.",
+        choices=("multiplexed", "fifo_pool"),
+        at_start=True,
+    )
+    redis_pool_size: int = setting(
+        16, "Most connections for reads in a pool.", low=1, high=1024, at_start=True
+    )
+    redis_connect_timeout_s: float = setting(
+        1.0, "Longest wait for a connection to Redis.", low=0.01, high=60, at_start=True
+    )
+    redis_timeout_s: float = setting(
+        1.0,
+        "Longest wait for Redis: multiplexed, without a byte coming or leaving; in a pool, for all"
+        " of an answer.",
+        low=0.01,
+        high=60,
+        at_start=True,
+    )
+    redis_retry_s: float = setting(
+        1.0,
+        "Time between two tries while Redis does not answer, or refuses blocks.",
+        low=0.01,
+        high=600,
+        at_start=True,
+    )
+    redis_batch_bytes: int = setting(
+        4 << 20,
+        "Most bytes of blocks in one command to Redis; at least one block.",
+        low=1,
+        high=1 << 28,
+        at_start=True,
+    )
+    redis_write_queue_bytes: int = setting(
+        64 << 20,
+        "Most bytes of blocks that wait to be written to Redis; more are dropped.",
+        low=0,
+        high=1 << 36,
+        at_start=True,
+    )
+    redis_ttl_s: float = setting(
+        86400.0,
+        "How long Redis keeps a block after it was written; 0 keeps it until Redis evicts it.",
+        low=0,
+        high=31536000,
+        at_start=True,
+    )
+    debug_l2_bytes_per_s: float = setting(
+        0.0,
+        "Read blocks from Redis no faster than this, for benchmarks; 0: as fast as it goes.",
+        low=0,
+        high=1e12,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySettings:
     otlp_endpoint: str = setting(
         "", "OTLP gRPC collector, as http://host:port; empty exports nothing.", at_start=True
@@ -288,6 +367,7 @@ class MeshConfig:
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
     router: RouterSettings = field(default_factory=RouterSettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
+    kvstore: KvStoreSettings = field(default_factory=KvStoreSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     debug: DebugSettings = field(default_factory=DebugSettings)
 
