@@ -64,7 +64,7 @@ class Answer:
                 break
             token_ids.append(token.token_id)
             if token.logprobs is not None:
-                logprobs.append(_to_proto(token.token_id, token.logprobs))
+                logprobs.append(logprobs_to_proto(token.token_id, token.logprobs))
             text, stop_string = self._detokenizer.push((token.token_id,))
             texts.append(text)
             if stop_string is not None:
@@ -106,7 +106,7 @@ class Answer:
             self.finished.stop_token_id = token_id
 
 
-def _to_proto(token_id: int, logprobs: TokenLogprobs) -> common_pb2.PositionLogprobs:
+def logprobs_to_proto(token_id: int, logprobs: TokenLogprobs) -> common_pb2.PositionLogprobs:
     top = zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
     return common_pb2.PositionLogprobs(
         chosen=common_pb2.TokenLogprob(token_id=token_id, logprob=logprobs.logprob),

@@ -58,10 +58,19 @@ class BlockArena:
         memory = np.frombuffer(mapped, dtype=np.uint8)
         # Bumped before a place in the pool is overwritten: a reader looks before and after.
         self.generations: Generations = memory[: layout.num_pool * 8].view(np.uint64)
-        blocks = memory[layout.header_bytes :].reshape(layout.num_blocks, layout.block_bytes)
+        blocks = _blocks(memory, layout)
         self.pool: Bytes = blocks[: layout.num_pool]
         self.inbox: Bytes = blocks[layout.num_pool : layout.num_pool + layout.num_inbox]
-        self.outbox: Bytes = blocks[layout.num_pool + layout.num_inbox :]
+        self.outbox: Bytes = outbox_of(memory, layout)
+
+
+def outbox_of(memory: Bytes, layout: ArenaLayout) -> Bytes:
+    """The outbox in `memory`, one dimension, of this or another worker."""
+    return _blocks(memory, layout)[layout.num_pool + layout.num_inbox :]
+
+
+def _blocks(memory: Bytes, layout: ArenaLayout) -> Bytes:
+    return memory[layout.header_bytes :].reshape(layout.num_blocks, layout.block_bytes)
 
 
 def new_memory() -> int:

@@ -107,6 +107,8 @@ class EngineCore:
 
     def _stage(self, command: Stage) -> None:
         sequence = self._scheduler.find(command.request_id)
+        if sequence is not None:
+            sequence.flush = command.flush
         for block in command.blocks:
             if sequence is not None and sequence.wants(block, self._info.block_tokens):
                 sequence.staged[block.block_index] = block
@@ -142,7 +144,8 @@ class EngineCore:
             end = sequence.num_computed + sum(block.num_tokens for block in run)
             complete = end == sequence.num_input or not sequence.loading
             # An import costs as much as what the slot holds: few, unless the inbox fills.
-            if run and (complete or not sequence.held or len(run) >= JOIN_BLOCKS):
+            enough = len(run) >= JOIN_BLOCKS or sequence.flush
+            if run and (complete or enough or not sequence.held):
                 self._append(sequence, run)
             if sequence.held and complete and (sequence.prefilling or sequence.has_first_token):
                 sequence.held = False

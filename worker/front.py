@@ -20,16 +20,12 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-import numpy.typing as npt
-
 from services.core import config as mesh_config
 from services.core.config import MeshConfig, Snapshot
 from services.core.errors import Overloaded, Unavailable
-from services.core.sampling import Sampling
 from services.runtime.startup import StartupError
 from worker.arena import BlockArena, new_memory
-from worker.engines.contract import EngineInfo
+from worker.engines.contract import Bytes, EngineInfo
 from worker.inbox import Inbox
 from worker.link import FrontLink, LinkClosed
 from worker.messages import (
@@ -45,6 +41,7 @@ from worker.messages import (
     StoredBlock,
     Submit,
 )
+from worker.requests import Prompt
 from worker.stream import TokenStream
 from worker.watch import EMPTY_LOAD, WatchHub
 
@@ -100,6 +97,11 @@ class EngineFront:
             raise RuntimeError("the engine has not been loaded yet")
         return self._inbox
 
+    def inbox_view(self, slot: int, num_tokens: int) -> Bytes:
+        """Where the bytes of a block of `num_tokens` go."""
+        view: Bytes = self.arena.inbox[slot][: num_tokens * self.info.token_bytes]
+        return view
+
     @property
     def memory_fd(self) -> int:
         return self._memory_fd
@@ -154,19 +156,14 @@ class EngineFront:
     @contextmanager
     def submit(
         self,
-        token_ids: npt.NDArray[np.uint32],
-        prefix_keys: tuple[bytes, ...],
-        sampling: Sampling,
+        prompt: Prompt,
         *,
-        batch_class: bool,
-        answer_ids: tuple[int, ...] = (),
         source: Source = Source.COMPUTE,
         export_from: int | None = None,
     ) -> Iterator[TokenStream]:
         """Run one request. Leaving the context ends it, whatever state it is in.
 
-        `answer_ids`: the part of the answer that exists already; its next token comes
-        first. `source` and `export_from`: as in `Submit`.
+        `source` and `export_from`: as in `Submit`.
         """
         link = self._link
         if link is None:
@@ -184,15 +181,15 @@ class EngineFront:
         self._idle.clear()
         link.send(
             Submit(
-                request_id,
-                token_ids,
-                prefix_keys,
-                sampling,
-                batch_class,
-                time.monotonic(),
-                answer_ids,
-                source,
-                export_from,
+                request_id=request_id,
+                token_ids=prompt.token_ids,
+                prefix_keys=prompt.prefix_keys,
+                sampling=prompt.sampling,
+                batch_class=prompt.batch_class,
+                submitted_s=time.monotonic(),
+                answer_ids=prompt.answer_ids,
+                source=source,
+                export_from=export_from,
             )
         )
         try:

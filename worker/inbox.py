@@ -40,6 +40,13 @@ class Inbox:
         self._wake()
         return taken
 
+    def acquire_now(self, count: int) -> list[int]:
+        """Up to `count` slots, none if others wait."""
+        if self._waiting:
+            return []
+        taken, self._free = self._free[:count], self._free[count:]
+        return taken
+
     def release(self, slots: Iterable[int]) -> None:
         self._free += slots
         assert len(self._free) <= self.num_slots, "a slot of the inbox was released twice"

@@ -64,6 +64,8 @@ class Stage(NamedTuple):
 
     request_id: int
     blocks: tuple[StagedBlock, ...]
+    # The sender waits for these slots: join what there is.
+    flush: bool = False
 
 
 class Compute(NamedTuple):

@@ -14,13 +14,18 @@ from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
 from services.models.catalog import find_model
 from services.models.gguf import read_metadata
 from services.models.vocabulary import Vocabulary
+from services.runtime.channels import Channels
 from services.runtime.membership import ControlClient
 from services.runtime.server import MeshServer
+from services.runtime.sharing import MemoryServer
 from services.runtime.telemetry import Tracing
 from worker.engines.contract import EngineInfo
 from worker.front import EngineFront
+from worker.handoff import Handoffs
 from worker.messages import CoreLoad
+from worker.peers import PeerMemory, describe
 from worker.service import WorkerServicer
+from worker.sources import KvSources
 
 DRAIN_GRACE_S = 5.0
 STOP_GRACE_S = 1.0
@@ -81,7 +86,10 @@ class WorkerNode:
             tracing = await stack.enter_async_context(
                 Tracing(config.telemetry.otlp_endpoint, service="worker", member_id=self.id)
             )
-            self._server = await stack.enter_async_context(self._make_server(tracing))
+            sources = KvSources(await self._open_handoffs(stack))
+            memory = MemoryServer(self._front.memory_fd, describe(self._front.arena.layout))
+            await stack.enter_async_context(memory)
+            self._server = await stack.enter_async_context(self._make_server(tracing, sources))
             self._control.on_config(self._front.configure)
             self._front.on_core(self._report_core)
             self.address = self._server.address
@@ -89,6 +97,7 @@ class WorkerNode:
                 address=self.address,
                 model=self._front.info.model,
                 worker=_capacity(self._front.info, self.role),
+                memory_socket=memory.name,
             )
             await self._server.set_serving(True)
             self._control.update(state=control_pb2.MEMBER_STATE_READY, detail="")
@@ -122,7 +131,23 @@ class WorkerNode:
         await self._server.stop(STOP_GRACE_S)
         await self._stack.aclose()
 
-    def _make_server(self, tracing: Tracing) -> MeshServer:
+    async def _open_handoffs(self, stack: AsyncExitStack) -> Handoffs:
+        channels = await stack.enter_async_context(Channels())
+        memory = PeerMemory()
+        stack.callback(memory.close)
+        return Handoffs(
+            self._front,
+            channels,
+            memory,
+            find_member=self._find_member,
+            settings=lambda: self._control.snapshot.config.worker,
+        )
+
+    def _find_member(self, address: str) -> control_pb2.Member | None:
+        found = (member for member in self._control.members if member.address == address)
+        return next(found, None)
+
+    def _make_server(self, tracing: Tracing, sources: KvSources) -> MeshServer:
         server = MeshServer(self._listen, service_names=[_SERVICE])
         config = self._control.snapshot.config
         metadata = read_metadata(find_model(config.mesh.model).gguf_path)
@@ -131,6 +156,7 @@ class WorkerNode:
             Vocabulary.from_metadata(metadata),
             worker_id=self.id,
             tracing=tracing,
+            sources=sources,
             delays=lambda: self._control.snapshot.config.debug.delay_ms,
             on_drain=self._report_draining,
         )

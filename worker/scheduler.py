@@ -45,6 +45,8 @@ class Sequence:
     held: bool = False
     # More blocks may come.
     loading: bool = False
+    # Join what is staged, however little: its slots are needed.
+    flush: bool = False
     finished: bool = False
     # The next block to export for another worker.
     export_next: int = 0

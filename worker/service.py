@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
-import random
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from firsttoken.common.v1 import common_pb2
 from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
 from services.core.config import DelaySettings
-from services.core.errors import InvalidArgument, Unavailable
-from services.core.keys import join_keys, split_keys
-from services.core.ledger import Ledger, Segment
-from services.core.sampling import DEFAULT_MAX_TOKENS, Sampling
-from services.core.tokens import unpack
+from services.core.errors import Unavailable
+from services.core.keys import join_keys
+from services.core.ledger import Ledger
 from services.models.vocabulary import Vocabulary
 from services.runtime.delays import inject
 from services.runtime.interceptor import Context
 from services.runtime.protocol import (
-    check_sampling,
-    is_batch,
     ledger_to_proto,
-    sampling_from_proto,
 )
 from services.runtime.telemetry import TraceContext, Tracing
 from worker.answer import Answer
-from worker.engines.contract import EngineInfo
-from worker.front import EngineFront, TokenStream
-from worker.messages import CoreLoad, FirstTokenTimes
+from worker.front import EngineFront
+from worker.messages import CoreLoad
+from worker.origin import Origin
+from worker.prefill import serve_prefill
+from worker.requests import Prompt, check_request
+from worker.sources import KvSources
+from worker.stream import TokenStream
 from worker.watch import BlocksEvent, Event, LoadEvent, SnapshotEvent
-
-
-class Prompt(NamedTuple):
-    """A checked request."""
-
-    token_ids: npt.NDArray[np.uint32]
-    prefix_keys: tuple[bytes, ...]
-    sampling: Sampling
-    batch_class: bool
-    # The part of the answer that the client has already.
-    answer_ids: tuple[int, ...]
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
@@ -55,10 +37,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         *,
         worker_id: str,
         tracing: Tracing,
+        sources: KvSources,
         delays: Callable[[], DelaySettings],
         on_drain: Callable[[], None],
     ) -> None:
         self._front = front
+        self._sources = sources
         self._vocabulary = vocabulary
         self._worker_id = worker_id
         self._tracing = tracing
@@ -70,32 +54,30 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[worker_pb2.GenerateResponse]:
         ledger = Ledger(time.monotonic())
-        if self._draining:
-            raise Unavailable("the worker is draining", reason="DRAINING")
+        self._refuse_when_draining()
         prompt = check_request(request, self._front.info)
         await inject(self._delays().worker_unowned)
         answer = Answer(self._vocabulary, prompt.sampling)
+        origin = Origin()
         owed = answer.resume(prompt.answer_ids, request.answer_characters)
         if owed.text:
             yield worker_pb2.GenerateResponse(chunk=owed)
-        first = None
         if answer.finished is None:
-            with self._front.submit(
-                prompt.token_ids,
-                prompt.prefix_keys,
-                prompt.sampling,
-                batch_class=prompt.batch_class,
-                answer_ids=prompt.answer_ids,
-            ) as stream:
-                async for chunk, times in _chunks(stream, answer, ledger):
-                    first = first or times
-                    if chunk.token_ids or chunk.text:
+            with self._front.submit(prompt, source=self._sources.source(request)) as stream:
+                async with self._sources.bring(stream, request, prompt, origin, context):
+                    async for chunk in _chunks(stream, answer, ledger, origin):
                         ledger.mark_first_token(time.monotonic())
                         yield worker_pb2.GenerateResponse(chunk=chunk)
         ledger.mark_first_token(time.monotonic())
-        finished = self._finish(answer, ledger, prompt, first)
+        finished = self._finish(answer, ledger, prompt, origin)
         self._record_trace(context, ledger, finished)
         yield worker_pb2.GenerateResponse(finished=finished)
+
+    async def Prefill(  # type: ignore[override]  # it writes the responses itself
+        self, requests: AsyncIterator[worker_pb2.PrefillRequest], context: Context
+    ) -> None:
+        self._refuse_when_draining()
+        await serve_prefill(self._front, requests, context)
 
     async def Watch(
         self, request: worker_pb2.WatchRequest, context: Context
@@ -115,21 +97,26 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         timeout_s = None if remaining_s is None else max(remaining_s - 0.1, 0.0)
         return worker_pb2.DrainResponse(num_running=await self._front.drain(timeout_s))
 
+    def _refuse_when_draining(self) -> None:
+        if self._draining:
+            raise Unavailable("the worker is draining", reason="DRAINING")
+
     def _finish(
-        self, answer: Answer, ledger: Ledger, prompt: Prompt, first: FirstTokenTimes | None
+        self, answer: Answer, ledger: Ledger, prompt: Prompt, origin: Origin
     ) -> common_pb2.Finished:
-        """`first` is None when the answer was whole already, and the engine did nothing."""
         assert answer.finished is not None
         finished = answer.finished
         finished.usage.CopyFrom(
             common_pb2.Usage(
                 prompt_tokens=len(prompt.token_ids),
                 completion_tokens=answer.num_tokens,
-                cached_tokens=first.cached_tokens if first else 0,
-                evaluated_prompt_tokens=first.evaluated_prompt_tokens if first else 0,
+                cached_tokens=origin.cached_tokens,
+                evaluated_prompt_tokens=origin.evaluated_prompt_tokens,
             )
         )
         finished.ledger.CopyFrom(ledger_to_proto(ledger))
+        finished.kv_path.CopyFrom(origin.path)
+        finished.handoff_ms = origin.handoff_ms
         finished.worker_id = self._worker_id
         finished.engine = self._front.info.name
         finished.attempts = 1
@@ -157,80 +144,15 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
 
 async def _chunks(
-    stream: TokenStream, answer: Answer, ledger: Ledger
-) -> AsyncIterator[tuple[common_pb2.Chunk, FirstTokenTimes | None]]:
-    """Until the answer has ended; the first token's times come with the first chunk."""
+    stream: TokenStream, answer: Answer, ledger: Ledger, origin: Origin
+) -> AsyncIterator[common_pb2.Chunk]:
+    """Chunks that bring something, until the answer has ended."""
     while answer.finished is None:
         arrival = await stream.next()
-        first = arrival.tokens[0].first
-        if first is not None:
-            _record(ledger, first, arrival.received_s)
-        yield answer.push(arrival.tokens), first
-
-
-def _record(ledger: Ledger, first: FirstTokenTimes, received_s: float) -> None:
-    """Front and core are one hop: they share this machine's monotonic clock."""
-    loaded_s = first.sampled_s - first.prefill_s
-    started_s = loaded_s - first.kv_load_s
-    ledger.record(Segment.PREFILL_QUEUE, started_s - first.prefill_queue_s, started_s)
-    ledger.record(Segment.KV_LOAD, started_s, loaded_s)
-    ledger.record(Segment.PREFILL, loaded_s, first.sampled_s)
-    ledger.record(Segment.TRANSFER, first.sampled_s, received_s)
-
-
-def check_request(request: worker_pb2.GenerateRequest, info: EngineInfo) -> Prompt:
-    """Raises InvalidArgument naming the field and its bound."""
-    if request.model not in ("", info.model):
-        raise InvalidArgument.of("model", f"must be {info.model!r}; got {request.model!r}")
-    token_ids = unpack(request.token_ids, field="token_ids", vocabulary_size=info.vocabulary_size)
-    room = info.max_context_tokens - 1
-    if not 1 <= len(token_ids) <= room:
-        raise InvalidArgument.of("token_ids", f"must be 1 to {room} tokens; got {len(token_ids)}")
-    sampling = sampling_from_proto(request.sampling)
-    check_sampling(sampling, max_context_tokens=info.max_context_tokens)
-    return Prompt(
-        token_ids=token_ids,
-        prefix_keys=_check_keys(request.prefix_keys, len(token_ids), info.block_tokens),
-        sampling=_resolve(sampling, info.max_context_tokens - len(token_ids)),
-        batch_class=is_batch(request.request_class),
-        answer_ids=_check_answer(request, sampling, info.vocabulary_size),
-    )
-
-
-def _check_answer(
-    request: worker_pb2.GenerateRequest, sampling: Sampling, vocabulary_size: int
-) -> tuple[int, ...]:
-    ids = unpack(request.answer_ids, field="answer_ids", vocabulary_size=vocabulary_size)
-    most = DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens
-    if len(ids) > most:
-        raise InvalidArgument.of(
-            "answer_ids", f"must be at most sampling.max_tokens, {most}; got {len(ids)} tokens"
-        )
-    return tuple(ids.tolist())
-
-
-def _check_keys(joined: bytes, num_tokens: int, block_tokens: int) -> tuple[bytes, ...]:
-    if not joined:
-        return ()
-    try:
-        keys = split_keys(joined)
-    except ValueError as error:
-        raise InvalidArgument.of("prefix_keys", str(error)) from None
-    expected = 1 + num_tokens // block_tokens
-    if len(keys) != expected:
-        raise InvalidArgument.of(
-            "prefix_keys",
-            f"must be the root and a key per full block of {block_tokens} tokens:"
-            f" {expected} keys; got {len(keys)}",
-        )
-    return tuple(keys)
-
-
-def _resolve(sampling: Sampling, room: int) -> Sampling:
-    """Fill in what depends on the request: the seed, and a length that fits the context."""
-    wanted = DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens
-    seed = random.getrandbits(64) if sampling.seed is None else sampling.seed
-    return dataclasses.replace(sampling, max_tokens=min(wanted, room), seed=seed)
+        origin.note(arrival, ledger)
+        chunk = answer.push(arrival.tokens)
+        if chunk.token_ids or chunk.text:
+            yield chunk
 
 
 def _event_to_proto(event: Event, *, load_only: bool) -> worker_pb2.WatchResponse:

@@ -79,12 +79,18 @@ class TokenStream:
         self._has_exported.clear()
         if not self._exported and self._error is not None:
             raise self._error
+        return self.take_exported()
+
+    def take_exported(self) -> list[ExportedBlock]:
         exported, self._exported = self._exported, []
         return exported
 
-    def stage(self, blocks: Sequence[StagedBlock]) -> None:
-        """Hand blocks in the inbox to the core, which gives the slots back by itself."""
-        self._send(Stage(self.request_id, tuple(blocks)))
+    def stage(self, blocks: Sequence[StagedBlock], *, flush: bool = False) -> None:
+        """Hand blocks in the inbox to the core, which gives the slots back by itself.
+
+        `flush`: soon, since the caller has no more slots and waits for these.
+        """
+        self._send(Stage(self.request_id, tuple(blocks), flush))
 
     def compute(self) -> None:
         """Do not wait for blocks: compute, and join those that come."""

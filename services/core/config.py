@@ -233,6 +233,25 @@ class WorkerSettings:
         low=0,
         high=1_000_000,
     )
+    handoff_transport: str = setting(
+        "auto",
+        "How KV comes from a prefill worker: through memory where both are on one host (auto),"
+        " or only so, or as bytes over gRPC.",
+        choices=("auto", "shared_memory", "grpc"),
+    )
+    handoff_min_tokens: int = setting(
+        0,
+        "Uncached prompt tokens from which another worker computes the prompt; 0 decides by"
+        " what was measured.",
+        low=0,
+        high=1_000_000,
+    )
+    handoff_timeout_ms: float = setting(
+        10_000.0,
+        "A prefill worker that says nothing for so long is given up, and the prompt computed here.",
+        low=1,
+        high=3_600_000,
+    )
     max_waiting: int = setting(
         256, "Requests that may wait inside a worker; one more is refused.", low=0, high=100_000
     )

@@ -19,8 +19,9 @@ from services.core.sampling import Sampling
 from services.core.tokens import pack
 from services.runtime.startup import StartupError
 from worker.front import EngineFront
-from worker.stream import TokenStream
 from worker.messages import Token
+from worker.requests import Prompt
+from worker.stream import TokenStream
 
 BLOCK_TOKENS = 16
 CONFIG = mesh_config.parse(
@@ -58,6 +59,20 @@ def keys_of(token_ids: npt.NDArray[np.uint32]) -> tuple[bytes, ...]:
     return (root, *extend_keys(root, pack(token_ids), BLOCK_TOKENS))
 
 
+def asked(
+    token_ids: npt.NDArray[np.uint32],
+    sampling: Sampling,
+    prefix_keys: tuple[bytes, ...] | None = None,
+) -> Prompt:
+    return Prompt(
+        token_ids=token_ids,
+        prefix_keys=keys_of(token_ids) if prefix_keys is None else prefix_keys,
+        sampling=sampling,
+        batch_class=False,
+        answer_ids=(),
+    )
+
+
 async def read(stream: TokenStream) -> list[Token]:
     tokens: list[Token] = []
     while not tokens or not tokens[-1].finish:
@@ -69,7 +84,7 @@ async def generate(
     front: EngineFront, token_ids: npt.NDArray[np.uint32], max_tokens: int = 8
 ) -> list[Token]:
     sampling = Sampling(max_tokens=max_tokens, seed=1)
-    with front.submit(token_ids, keys_of(token_ids), sampling, batch_class=False) as stream:
+    with front.submit(asked(token_ids, sampling)) as stream:
         return await read(stream)
 
 
@@ -165,7 +180,7 @@ async def test_other_keys_share_nothing(front: EngineFront) -> None:
     await generate(front, token_ids)
     root = root_key(model="test", block_tokens=BLOCK_TOKENS, tenant="other")
     keys = (root, *extend_keys(root, pack(token_ids), BLOCK_TOKENS))
-    with front.submit(token_ids, keys, Sampling(max_tokens=1, seed=1), batch_class=False) as stream:
+    with front.submit(asked(token_ids, Sampling(max_tokens=1, seed=1), keys)) as stream:
         times = (await read(stream))[0].first
 
     assert times is not None
@@ -201,7 +216,7 @@ async def test_leaving_at_any_moment_frees_everything(front: EngineFront) -> Non
     for wait_s in random.uniform(0, 0.03, 40):
         token_ids = prompt(int(wait_s * 1e6), 150)
         with (
-            front.submit(token_ids, keys_of(token_ids), sampling, batch_class=False) as stream,
+            front.submit(asked(token_ids, sampling)) as stream,
             pytest.raises(TimeoutError),
         ):
             async with asyncio.timeout(wait_s):
@@ -214,9 +229,7 @@ async def test_leaving_at_any_moment_frees_everything(front: EngineFront) -> Non
 
 async def test_more_requests_than_may_wait_are_refused(front: EngineFront) -> None:
     sampling = Sampling(max_tokens=200, seed=1)
-    contexts = [
-        front.submit(prompt(name, 50), (), sampling, batch_class=False) for name in range(9)
-    ]
+    contexts = [front.submit(asked(prompt(name, 50), sampling, ())) for name in range(9)]
     for context in contexts[:8]:
         context.__enter__()
 
@@ -232,7 +245,7 @@ async def test_a_core_that_is_killed_fails_its_requests_and_is_replaced(front: E
     front.on_core(states.append)
     incarnation = front.hub.snapshot().incarnation
     sampling = Sampling(max_tokens=200, seed=1)
-    with front.submit(prompt(1, 50), (), sampling, batch_class=False) as stream:
+    with front.submit(asked(prompt(1, 50), sampling, ())) as stream:
         await stream.next()
         os.kill(core_pid(front), signal.SIGKILL)
         with pytest.raises(Unavailable, match="engine core died"):
@@ -240,7 +253,7 @@ async def test_a_core_that_is_killed_fails_its_requests_and_is_replaced(front: E
     assert front.num_held == 0
     with (
         pytest.raises(Unavailable, match="restarting"),
-        front.submit(prompt(1, 50), (), sampling, batch_class=False),
+        front.submit(asked(prompt(1, 50), sampling, ())),
     ):
         pass
 

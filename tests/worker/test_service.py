@@ -24,7 +24,7 @@ from services.core.tokens import pack, unpack
 from services.runtime.channels import open_channel
 from worker.engines.contract import EngineInfo
 from worker.node import WorkerNode
-from worker.service import check_request
+from worker.requests import check_request
 
 MAX_CONTEXT = 256
 CONFIG = mesh_config.parse(

@@ -164,20 +164,23 @@ Global___PrefillStart: _TypeAlias = PrefillStart  # noqa: Y015
 
 @_typing.final
 class BlocksTaken(_message.Message):
-    """Blocks that have been copied: as many more may come."""
-
     DESCRIPTOR: _descriptor.Descriptor
 
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    CREDIT_BLOCKS_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
+    """Blocks that have been copied: what they lay in is free again."""
+    credit_blocks: _builtins.int
+    """As many more may be sent."""
     def __init__(
         self,
         *,
         num_blocks: _builtins.int = ...,
+        credit_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_blocks", b"num_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit_blocks", b"credit_blocks", "num_blocks", b"num_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,174 @@
+"""The decode worker's side of a hand-off: another worker computes the prompt.
+
+Decode leads. It has a slot and KV room of its own before it calls; it says which
+blocks it holds, takes the others as they are finished, and passes the first token on
+at once. Whatever goes wrong, it computes what is missing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+import grpc
+
+from firsttoken.common.v1 import common_pb2
+from firsttoken.control.v1 import control_pb2
+from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
+from services.core.config import WorkerSettings
+from services.runtime.channels import Channels
+from worker.engines.contract import Bytes
+from worker.front import EngineFront
+from worker.messages import Token, TokenLogprobs
+from worker.origin import Origin
+from worker.peers import PeerMemory
+from worker.requests import Prompt
+from worker.stream import TokenStream
+from worker.taking import BlockTaker, HandoffFailed
+
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
+
+_log = logging.getLogger(__name__)
+
+_FINISH = {
+    common_pb2.FINISH_REASON_UNSPECIFIED: "",
+    common_pb2.FINISH_REASON_STOP: "stop",
+    common_pb2.FINISH_REASON_LENGTH: "length",
+}
+
+
+class HandoffCost:
+    """What a hand-off adds to computing, as a moving estimate. Pure."""
+
+    FIRST_GUESS_S = 0.02
+
+    def __init__(self) -> None:
+        self.overhead_s = self.FIRST_GUESS_S
+
+    def observe(self, overhead_s: float) -> None:
+        self.overhead_s += 0.2 * (overhead_s - self.overhead_s)
+
+    def threshold_tokens(self, *, prefill_tokens_per_s: float, block_tokens: int) -> int:
+        """Below this many tokens computing them here costs less than a hand-off."""
+        return max(block_tokens, round(prefill_tokens_per_s * self.overhead_s))
+
+
+class Handoffs:
+    """Opens calls to prefill workers. `find_member`: by address."""
+
+    def __init__(
+        self,
+        front: EngineFront,
+        channels: Channels,
+        memory: PeerMemory,
+        *,
+        find_member: Callable[[str], control_pb2.Member | None],
+        settings: Callable[[], WorkerSettings],
+    ) -> None:
+        self._front = front
+        self._channels = channels
+        self._memory = memory
+        self._find_member = find_member
+        self._settings = settings
+        self.cost = HandoffCost()
+
+    def why_not(self, prompt: Prompt, num_cached_blocks: int) -> str:
+        """Empty when a hand-off pays."""
+        block_tokens = self._front.info.block_tokens
+        uncached = len(prompt.token_ids) - num_cached_blocks * block_tokens
+        threshold = self._settings().handoff_min_tokens or self.cost.threshold_tokens(
+            prefill_tokens_per_s=self._front.hub.load.prefill_tokens_per_s,
+            block_tokens=block_tokens,
+        )
+        if uncached < threshold:
+            return f"uncached part of {uncached} tokens is below {threshold}"
+        return ""
+
+    async def run(
+        self,
+        stream: TokenStream,
+        request: worker_pb2.GenerateRequest,
+        num_cached_blocks: int,
+        origin: Origin,
+        metadata: Metadata,
+        submitted_s: float,
+    ) -> None:
+        """Raises HandoffFailed; what has come by then is kept."""
+        member = self._find_member(request.prefill_address)
+        if member is None:
+            raise HandoffFailed("the prefill worker is gone")
+        outbox = await self._outbox(member)
+        taker = BlockTaker(self._front, stream, num_cached_blocks, len(request.token_ids) // 4)
+        call = None
+        try:
+            async with self._patience() as patience:
+                await taker.reserve()
+                start = self._start(request, taker, outbox)
+                called_s = time.monotonic()
+                stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(member.address))
+                call = stub.Prefill(taker.requests(start), metadata=metadata)
+                async for response in call:
+                    patience.reschedule(self._deadline_s())
+                    if response.HasField("block"):
+                        await taker.take(response.block, outbox)
+                        continue
+                    origin.path.prefill_worker_id = member.id
+                    origin.hand_off(
+                        response.first_token, submitted_s=submitted_s, called_s=called_s
+                    )
+                    stream.first_token(_to_token(stream.request_id, response.first_token))
+        except grpc.aio.AioRpcError as error:
+            raise HandoffFailed(f"{member.id}: {error.code().name}: {error.details()}") from error
+        except TimeoutError:
+            raise HandoffFailed(f"{member.id} does not answer") from None
+        finally:
+            taker.close()
+            if call is not None:
+                call.cancel()
+        if not taker.complete and not stream.finished:
+            raise HandoffFailed(f"{member.id} ended the call early")
+        if origin.first_token_s is not None:
+            self.cost.observe(time.monotonic() - origin.first_token_s)
+
+    def _patience(self) -> asyncio.Timeout:
+        return asyncio.timeout_at(self._deadline_s())
+
+    def _deadline_s(self) -> float:
+        """By when a prefill worker must say something more."""
+        return asyncio.get_running_loop().time() + self._settings().handoff_timeout_ms / 1e3
+
+    def _start(
+        self, request: worker_pb2.GenerateRequest, taker: BlockTaker, outbox: Bytes | None
+    ) -> worker_pb2.PrefillStart:
+        by_memory, by_grpc = worker_pb2.KV_TRANSPORT_SHARED_MEMORY, worker_pb2.KV_TRANSPORT_GRPC
+        return worker_pb2.PrefillStart(
+            request=request,
+            first_block=taker.first_block,
+            credit_blocks=taker.num_credited,
+            transport=by_grpc if outbox is None else by_memory,
+            fingerprint=self._front.info.fingerprint.hex(),
+        )
+
+    async def _outbox(self, member: control_pb2.Member) -> Bytes | None:
+        """The prefill worker's outbox, if its memory can be mapped here."""
+        if self._settings().handoff_transport == "grpc":
+            return None
+        outbox = await self._memory.outbox(member.memory_socket)
+        if outbox is None and self._settings().handoff_transport == "shared_memory":
+            raise HandoffFailed(f"{member.id} is on another host (worker.handoff_transport)")
+        return outbox
+
+
+def _to_token(request_id: int, first: worker_pb2.FirstToken) -> Token:
+    logprobs = None
+    if first.HasField("logprobs"):
+        top = first.logprobs.top
+        logprobs = TokenLogprobs(
+            first.logprobs.chosen.logprob,
+            tuple(each.token_id for each in top),
+            tuple(each.logprob for each in top),
+        )
+    return Token(request_id, first.token_id, _FINISH[first.finish_reason], logprobs, None)

@@ -1,0 +1,75 @@
+"""Where a request's first token and its KV came from. Pure."""
+
+from __future__ import annotations
+
+from firsttoken.common.v1 import common_pb2
+from firsttoken.worker.v1 import worker_pb2
+from services.core.ledger import Ledger, Segment
+from services.runtime.protocol import spend_callee
+from worker.messages import FirstTokenTimes
+from worker.stream import Arrival
+
+
+class Origin:
+    """Filled in while the request runs."""
+
+    def __init__(self) -> None:
+        self.path = common_pb2.KvPath()
+        self.cached_tokens = 0
+        self.evaluated_prompt_tokens = 0
+        self.handoff_ms = 0.0
+        self._remote: worker_pb2.FirstToken | None = None
+        self._called_s = 0.0
+        self._submitted_s = 0.0
+        self._first_s: float | None = None
+        self._num_tokens = 0
+
+    @property
+    def first_token_s(self) -> float | None:
+        """When it was passed on."""
+        return self._first_s
+
+    def hand_off(
+        self, first: worker_pb2.FirstToken, *, submitted_s: float, called_s: float
+    ) -> None:
+        """Another worker has sampled the first token; it was called at `called_s`."""
+        self.path.handed_off = True
+        self._remote = first
+        self._submitted_s = submitted_s
+        self._called_s = called_s
+
+    def note(self, arrival: Arrival, ledger: Ledger) -> None:
+        """Tokens have come: the first brings its times, the second ends a hand-off."""
+        if self._first_s is None:
+            self._first_s = arrival.received_s
+            if self._remote is not None:
+                self._record_remote(self._remote, ledger, arrival.received_s)
+            elif (first := arrival.tokens[0].first) is not None:
+                self._record_local(first, ledger, arrival.received_s)
+        elif self._num_tokens == 1 and self.path.handed_off:
+            self.handoff_ms = (arrival.received_s - self._first_s) * 1e3
+        self._num_tokens += len(arrival.tokens)
+
+    def _record_local(self, first: FirstTokenTimes, ledger: Ledger, received_s: float) -> None:
+        self.cached_tokens = first.cached_tokens
+        self.evaluated_prompt_tokens = first.evaluated_prompt_tokens
+        record_core(ledger, first, received_s)
+
+    def _record_remote(
+        self, first: worker_pb2.FirstToken, ledger: Ledger, received_s: float
+    ) -> None:
+        self.cached_tokens = first.usage.cached_tokens
+        self.evaluated_prompt_tokens = first.usage.evaluated_prompt_tokens
+        # Until the call there was no KV room here for what was to come.
+        ledger.record(Segment.PREFILL_QUEUE, self._submitted_s, self._called_s)
+        spend_callee(ledger, first.ledger, seen_s=received_s - self._called_s)
+
+
+def record_core(ledger: Ledger, first: FirstTokenTimes, received_s: float) -> None:
+    """Front and core are one hop: they share this machine's monotonic clock."""
+    loaded_s = first.sampled_s - first.prefill_s
+    started_s = loaded_s - first.kv_load_s
+    ledger.record(Segment.PREFILL_QUEUE, started_s - first.prefill_queue_s, started_s)
+    ledger.record(Segment.KV_LOAD, started_s, loaded_s)
+    ledger.record(Segment.PREFILL, loaded_s, first.sampled_s)
+    ledger.record(Segment.TRANSFER, first.sampled_s, received_s)
