@@ -11,23 +11,53 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from types import TracebackType
 from typing import NamedTuple, TypeAlias
 
 from router.admission import AdmissionQueue, RequestClass, Ticket
-from router.fleet import Announced, Fleet, Slot, Worker
+from router.fleet import Announced, Fleet, Role, Slot, Worker
+from router.prefill import PrefillChoice
 from router.strategies import Prompt, make_strategy
 from services.core.config import Snapshot
 from services.core.errors import Unavailable
 
 
 class Grant(NamedTuple):
-    """A worker for a request. Release the slot, whatever becomes of the request."""
+    """A worker for a request. Release it, or leave it as a context, whatever becomes of that."""
 
     slot: Slot
+    # At the worker that may compute the prompt: the prompt is outstanding there until
+    # the first token is seen.
+    prefill: Slot | None
     # When the wait was over and choosing began, on the dispatcher's clock.
     granted_s: float
     # The configuration under which the worker was chosen.
     generation: int
+
+    @property
+    def prefill_address(self) -> str:
+        """Empty without a prefill worker."""
+        return self.prefill.worker.announced.address if self.prefill else ""
+
+    def release_prefill(self) -> None:
+        if self.prefill is not None:
+            self.prefill.release()
+
+    def release(self) -> None:
+        """May be called twice."""
+        self.release_prefill()
+        self.slot.release()
+
+    def __enter__(self) -> Grant:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
 
 
 class Waiter(NamedTuple):
@@ -44,6 +74,8 @@ class Dispatcher:
     def __init__(self, snapshot: Snapshot, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._fleet = Fleet(on_room=self._turn)
+        # Those that only compute prompts. Nobody waits for them.
+        self._prefill_fleet = Fleet()
         self._queue = AdmissionQueue[Waiter](max_queue=0, ageing_s=0)
         self._deserted_since_s: float | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -63,7 +95,12 @@ class Dispatcher:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
+        """Those that answer requests."""
         return self._fleet.workers
+
+    @property
+    def prefill_workers(self) -> tuple[Worker, ...]:
+        return self._prefill_fleet.workers
 
     @property
     def max_context_tokens(self) -> int | None:
@@ -73,12 +110,15 @@ class Dispatcher:
         settings = snapshot.config.router
         self._generation = snapshot.generation
         self._strategy = make_strategy(settings)
+        self._prefill_choice = PrefillChoice(settings)
         self._worker_wait_s = settings.worker_wait_s
         self._queue.configure(max_queue=settings.max_queue, ageing_s=settings.batch_ageing_s)
         self._turn()
 
     def update_workers(self, announced: Iterable[Announced]) -> None:
-        self._fleet.update(announced)
+        everyone = tuple(announced)
+        self._fleet.update(each for each in everyone if each.role is not Role.PREFILL)
+        self._prefill_fleet.update(each for each in everyone if each.role is Role.PREFILL)
         self._turn()
 
     def enter(self, request_class: RequestClass) -> Place:
@@ -96,7 +136,7 @@ class Dispatcher:
         except asyncio.CancelledError:
             # Granted and cancelled in the same turn of the loop: nobody else will release it.
             if grant.done() and not grant.cancelled() and grant.exception() is None:
-                grant.result().slot.release()
+                grant.result().release()
             raise
 
     def answered(self, worker: Worker) -> None:
@@ -111,6 +151,13 @@ class Dispatcher:
         self._fleet.pause(worker, self._clock())
         self._turn()
 
+    def prefilled(self, worker: Worker) -> None:
+        """It has computed a prompt for another."""
+        self._prefill_fleet.trust(worker)
+
+    def prefill_failed(self, worker: Worker) -> None:
+        self._prefill_fleet.suspect(worker, self._clock())
+
     def close(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
@@ -118,9 +165,10 @@ class Dispatcher:
     def check_idle(self) -> None:
         """For when no request is left: every count is zero."""
         self._queue.check_integrity()
-        self._fleet.check_integrity()
         assert self._queue.num_pending == 0, f"{self._queue.num_pending} places are still held"
-        assert self._fleet.num_in_flight == 0, f"slots are still held: {self._fleet.workers}"
+        for fleet in (self._fleet, self._prefill_fleet):
+            fleet.check_integrity()
+            assert fleet.num_in_flight == 0, f"slots are still held: {fleet.workers}"
 
     def _turn(self) -> None:
         now_s = self._clock()
@@ -138,7 +186,14 @@ class Dispatcher:
             if grant.done():  # its request was cancelled, and has not run to its end yet
                 continue
             worker = self._strategy.choose(candidates, prompt)
-            grant.set_result(Grant(self._fleet.take(worker), granted_s, self._generation))
+            slot = self._fleet.take(worker, prompt.num_tokens)
+            prefill = self._take_prefill(worker, prompt, now_s)
+            grant.set_result(Grant(slot, prefill, granted_s, self._generation))
+
+    def _take_prefill(self, decode: Worker, prompt: Prompt, now_s: float) -> Slot | None:
+        fleet = self._prefill_fleet
+        chosen = self._prefill_choice.choose(fleet.workers, decode, prompt, now_s)
+        return None if chosen is None else fleet.take(chosen, prompt.num_tokens)
 
     def _give_up(self, now_s: float) -> None:
         if not self._fleet.is_deserted(now_s):
@@ -159,12 +214,13 @@ class Dispatcher:
         return max(place.queued_s, self._deserted_since_s) + self._worker_wait_s
 
     def _no_worker(self) -> Unavailable:
-        known = ", ".join(worker.announced.id for worker in self._fleet.workers) or "none"
-        return Unavailable(
+        problem = (
             f"no worker was ready for {self._worker_wait_s:g} s (router.worker_wait_s);"
-            f" known: {known}",
-            reason="NO_WORKER",
+            f" known: {_ids(self._fleet)}"
         )
+        if self._prefill_fleet.workers:
+            problem += f"; those that only prefill, and answer nothing: {_ids(self._prefill_fleet)}"
+        return Unavailable(problem, reason="NO_WORKER")
 
     def _set_alarm(self, now_s: float) -> None:
         if self._alarm is not None:
@@ -180,3 +236,7 @@ class Dispatcher:
         if due_s is not None:
             loop = asyncio.get_running_loop()
             self._alarm = loop.call_later(max(due_s - now_s, 0.0), self._turn)
+
+
+def _ids(fleet: Fleet) -> str:
+    return ", ".join(worker.announced.id for worker in fleet.workers) or "none"

@@ -7,6 +7,7 @@ failure, then given one request at a time until it answers.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -18,6 +19,15 @@ LONGEST_SUSPICION_S = 30.0
 FULL_PAUSE_S = 0.1
 
 
+class Role(enum.Enum):
+    """Which part of a request a worker serves."""
+
+    BOTH = "both"
+    # Computes prompts for others, and answers nothing itself.
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 class Announced(NamedTuple):
     """What a worker says of itself through membership."""
 
@@ -27,6 +37,9 @@ class Announced(NamedTuple):
     ready: bool
     num_slots: int
     max_context_tokens: int
+    role: Role = Role.BOTH
+    # Workers of equal fingerprints can exchange KV.
+    fingerprint: str = ""
 
 
 class Worker:
@@ -38,6 +51,7 @@ class Worker:
         "identity",
         "in_flight",
         "num_failures",
+        "outstanding_tokens",
         "present",
         "turn",
     )
@@ -46,6 +60,8 @@ class Worker:
         self.announce(announced)
         self.present = True
         self.in_flight = 0
+        # Of the prompts of those in flight.
+        self.outstanding_tokens = 0
         # Failed calls since the last that was answered.
         self.num_failures = 0
         self.avoided_until_s = -math.inf
@@ -64,9 +80,14 @@ class Worker:
     def ready(self) -> bool:
         return self.present and self.announced.ready
 
+    def may_be_called(self, now_s: float) -> bool:
+        """Whether it has slots or not. One that has failed is given one request at a time."""
+        on_trial = self.num_failures > 0 and self.in_flight > 0
+        return self.ready and self.avoided_until_s <= now_s and not on_trial
+
     def room(self, now_s: float) -> int:
         """Requests that may be sent to it now."""
-        if not self.ready or self.avoided_until_s > now_s:
+        if not self.may_be_called(now_s):
             return 0
         num_slots = 1 if self.num_failures else self.announced.num_slots
         return max(0, num_slots - self.in_flight)
@@ -75,10 +96,11 @@ class Worker:
 class Slot:
     """A request at a worker, until released or left as a context."""
 
-    __slots__ = ("_release", "_released", "worker")
+    __slots__ = ("_release", "_released", "num_tokens", "worker")
 
-    def __init__(self, worker: Worker, release: Callable[[Worker], None]) -> None:
+    def __init__(self, worker: Worker, num_tokens: int, release: Callable[[Slot], None]) -> None:
         self.worker = worker
+        self.num_tokens = num_tokens
         self._release = release
         self._released = False
 
@@ -86,7 +108,7 @@ class Slot:
         """May be called twice."""
         if not self._released:
             self._released = True
-            self._release(self.worker)
+            self._release(self)
 
     def __enter__(self) -> Slot:
         return self
@@ -161,12 +183,14 @@ class Fleet:
         )
         return min(bounds, default=None)
 
-    def take(self, worker: Worker) -> Slot:
+    def take(self, worker: Worker, num_tokens: int = 0) -> Slot:
+        """`num_tokens`: of the request's prompt."""
         self._turn += 1
         worker.turn = self._turn
         worker.in_flight += 1
+        worker.outstanding_tokens += num_tokens
         self.num_in_flight += 1
-        return Slot(worker, self._release)
+        return Slot(worker, num_tokens, self._release)
 
     def suspect(self, worker: Worker, now_s: float) -> None:
         """A call to it failed. Several that fail together count once."""
@@ -191,10 +215,14 @@ class Fleet:
         for member_id, worker in self._workers.items():
             assert worker.announced.id == member_id
             assert worker.in_flight >= 0
+            assert worker.outstanding_tokens >= 0
+            assert worker.in_flight or not worker.outstanding_tokens
             assert worker.present or worker.in_flight, f"{worker} has left and is still known"
 
-    def _release(self, worker: Worker) -> None:
+    def _release(self, slot: Slot) -> None:
+        worker = slot.worker
         worker.in_flight -= 1
+        worker.outstanding_tokens -= slot.num_tokens
         self.num_in_flight -= 1
         self._forget_if_gone(worker)
         self._on_room()

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 
 import grpc
 
+from firsttoken.common.v1 import common_pb2
 from firsttoken.router.v1 import inference_pb2
 from firsttoken.tokenizer.v1 import tokenizer_pb2
 from firsttoken.worker.v1 import worker_pb2
 from router.checks import Checked, check_length, check_request, text_head
 from router.dispatch import Grant, Place
+from router.fleet import Worker
 from router.mesh import Mesh
 from router.peers import Hop, PeerLost
+from router.replay import Told, replay
 from router.strategies import Prompt
-from router.workers import WorkerCall, count_tokens, is_finished, next_message, open_call
+from router.workers import WorkerCall, is_finished, make_request, next_message, open_call
 from services.core.errors import MeshError, Unavailable
 from services.core.ledger import Ledger, Segment
 from services.core.tokens import BYTES_PER_TOKEN
 from services.runtime.delays import inject
 from services.runtime.interceptor import Context
-from services.runtime.protocol import ledger_to_proto, spend_callee
+from services.runtime.protocol import PREFILL_LOST, ledger_to_proto, spend_callee
 from services.runtime.telemetry import TraceContext
 
 
@@ -31,6 +35,10 @@ class NotTaken(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+class WorkerDied(Exception):
+    """After it had begun to answer."""
 
 
 class Journey:
@@ -48,7 +56,10 @@ class Journey:
         self._caller = TraceContext.from_metadata(context.invocation_metadata())
         sampled = mesh.tracing.decide(self._caller, self._config.telemetry.sample_ratio)
         self._trace = self._caller.child(sampled=sampled)
+        # Chunks that the client has, unread.
+        self._forwarded: list[bytes] = []
         self._num_attempts = 0
+        self._num_migrations = 0
         self._worker_id = ""
 
     async def run(self) -> None:
@@ -74,7 +85,7 @@ class Journey:
         with self._mesh.dispatcher.enter(checked.request_class) as place:
             prompt = await self._preprocess(checked)
             await inject(self._delay_ms.router_unowned)
-            await self._generate(place, prompt)
+            await self._generate(place, prompt, checked.tenant)
 
     async def _preprocess(self, checked: Checked) -> Prompt:
         request = tokenizer_pb2.EncodeRequest(
@@ -98,39 +109,54 @@ class Journey:
         head = text_head(self._request, self._config.router.prefix_length_bytes)
         return Prompt(encoded.token_ids, encoded.prefix_keys, encoded.block_tokens, head)
 
-    async def _generate(self, place: Place, prompt: Prompt) -> None:
-        """On one worker after another, until one begins to answer."""
-        request = worker_pb2.GenerateRequest(
-            model=self._request.model,
-            token_ids=prompt.token_ids,
-            prefix_keys=prompt.prefix_keys,
-            sampling=self._request.sampling,
-            request_class=self._request.request_class,
-        )
+    async def _generate(self, place: Place, prompt: Prompt, tenant: str) -> None:
+        """At one worker, or at several after each other when the one that answers dies."""
+        request = make_request(self._request, prompt, tenant)
+        ledger = self._ledger
+        while True:
+            try:
+                await self._answer_somewhere(place, prompt, request, ledger)
+                return
+            except NotTaken as refusal:
+                self._end_if_begun(refusal.error)
+                raise refusal.error from refusal
+            except Unavailable as refusal:
+                self._end_if_begun(refusal)
+                raise
+            except WorkerDied as death:
+                self._resume(request, death)
+                # The first token is out: what follows is no part of the time to it.
+                ledger = Ledger(time.monotonic())
+
+    async def _answer_somewhere(
+        self, place: Place, prompt: Prompt, request: worker_pb2.GenerateRequest, ledger: Ledger
+    ) -> None:
+        """Raises NotTaken when router.max_attempts workers did not begin to answer."""
         waiting_s = time.monotonic()
         await inject(self._delay_ms.router_queue)
-        while True:
-            grant = await self._mesh.dispatcher.wait_for_worker(place, prompt)
-            with grant.slot:
-                self._ledger.record(Segment.QUEUE, waiting_s, grant.granted_s)
+        for attempt in itertools.count(1):
+            with await self._mesh.dispatcher.wait_for_worker(place, prompt) as grant:
+                ledger.record(Segment.QUEUE, waiting_s, grant.granted_s)
                 await inject(self._delay_ms.router_route)
                 called_s = time.monotonic()
-                self._ledger.record(Segment.ROUTE, grant.granted_s, called_s)
+                ledger.record(Segment.ROUTE, grant.granted_s, called_s)
+                if not self._forwarded:
+                    self._num_attempts = attempt
                 try:
                     await self._call_worker(grant, request, called_s)
                     return
-                except NotTaken as refusal:
+                except NotTaken:
                     waiting_s = time.monotonic()
-                    self._ledger.record(Segment.ROUTE, called_s, waiting_s)
-                    if self._num_attempts >= self._config.router.max_attempts:
-                        raise refusal.error from refusal
+                    ledger.record(Segment.ROUTE, called_s, waiting_s)
+                    if attempt >= self._config.router.max_attempts:
+                        raise
 
     async def _call_worker(
         self, grant: Grant, request: worker_pb2.GenerateRequest, called_s: float
     ) -> None:
         worker = grant.slot.worker.announced
-        self._num_attempts += 1
         self._worker_id = worker.id
+        request.prefill_address = grant.prefill_address
         hop = self._hop(self._delay_ms.router_to_worker)
         await inject(hop.delay_ms)
         call = open_call(self._mesh.channels.get(worker.address), request, hop)
@@ -138,6 +164,7 @@ class Journey:
             message = await self._first_message(call, grant)
             seen_s = time.monotonic() - called_s
             self._mesh.dispatcher.answered(grant.slot.worker)
+            grant.release_prefill()
             await self._forward(call, message, grant, seen_s)
         finally:
             call.cancel()
@@ -149,8 +176,7 @@ class Journey:
         except PeerLost as lost:
             self._mesh.dispatcher.failed(worker)
             error = Unavailable(
-                f"no worker answered in {self._num_attempts} attempts;"
-                f" the last, {worker.announced.id}: {lost}",
+                f"no worker answered; the last one tried, {worker.announced.id}: {lost}",
                 reason="WORKER_UNAVAILABLE",
             )
             raise NotTaken(error) from lost
@@ -165,36 +191,63 @@ class Journey:
 
     async def _forward(self, call: WorkerCall, message: bytes, grant: Grant, seen_s: float) -> None:
         """Everything as it comes; the last message with this router's part added."""
-        num_tokens = 0
         self._ledger.mark_first_token(time.monotonic())
         while not is_finished(message):
             await self._context.write(message)
-            num_tokens += count_tokens(message)
-            message = await self._following_message(call, grant, num_tokens)
+            self._forwarded.append(message)
+            message = await self._following_message(call, grant)
         await self._context.write(self._finish(message, grant, seen_s))
 
-    async def _following_message(self, call: WorkerCall, grant: Grant, num_tokens: int) -> bytes:
+    async def _following_message(self, call: WorkerCall, grant: Grant) -> bytes:
         try:
             message = await next_message(call)
         except PeerLost as lost:
             self._mesh.dispatcher.failed(grant.slot.worker)
-            raise Unavailable(
-                f"the worker died after {num_tokens} tokens", reason="WORKER_DIED"
-            ) from lost
+            raise WorkerDied from lost
         if message is None:
             raise MeshError("the worker ended its stream without `finished`")
         return message
 
+    def _resume(self, request: worker_pb2.GenerateRequest, death: WorkerDied) -> None:
+        """Have the next worker go on behind what the client has."""
+        told = replay(self._forwarded)
+        most = self._config.router.max_migrations
+        if self._num_migrations == most:
+            rule = f"an answer goes on elsewhere at most {most} times (router.max_migrations)"
+            raise _worker_died(told, rule) from death
+        self._num_migrations += 1
+        request.answer_ids = told.answer_ids
+        request.answer_characters = told.num_characters
+
+    def _end_if_begun(self, refusal: Exception) -> None:
+        """Nobody takes the request. Who has a part of the answer hears that its worker died."""
+        if self._forwarded:
+            text = refusal.details() if isinstance(refusal, grpc.aio.AioRpcError) else refusal
+            problem = f"it could not go on elsewhere: {text}"
+            raise _worker_died(replay(self._forwarded), problem) from refusal
+
     def _finish(self, message: bytes, grant: Grant, seen_s: float) -> bytes:
         response = inference_pb2.GenerateResponse.FromString(message)
         finished = response.finished
-        spend_callee(self._ledger, finished.ledger, seen_s=seen_s)
+        if not self._num_migrations:
+            # Else the worker that gave the first token took its part of the ledger with it.
+            spend_callee(self._ledger, finished.ledger, seen_s=seen_s)
         finished.ledger.CopyFrom(ledger_to_proto(self._ledger))
         finished.trace_id = self._trace.trace_id
         finished.generation = grant.generation
         finished.worker_id = grant.slot.worker.announced.id
         finished.attempts = self._num_attempts
+        finished.migrations = self._num_migrations
+        if grant.prefill is not None:
+            self._learn_of_prefill(grant.prefill.worker, finished.kv_path)
         return response.SerializeToString()
+
+    def _learn_of_prefill(self, worker: Worker, path: common_pb2.KvPath) -> None:
+        if path.reason.startswith(PREFILL_LOST):
+            self._mesh.dispatcher.prefill_failed(worker)
+        elif path.handed_off:
+            self._mesh.dispatcher.prefilled(worker)
+            path.prefill_worker_id = worker.announced.id
 
     def _hop(self, delay_ms: float) -> Hop:
         return Hop(self._context.time_remaining, self._trace.metadata(), delay_ms)
@@ -213,6 +266,13 @@ class Journey:
                 "firsttoken.generation": self._mesh.snapshot.generation,
                 "firsttoken.worker_id": self._worker_id,
                 "firsttoken.attempts": self._num_attempts,
+                "firsttoken.migrations": self._num_migrations,
             },
             error=error,
         )
+
+
+def _worker_died(told: Told, why_it_ends: str) -> Unavailable:
+    return Unavailable(
+        f"the worker died after {told.num_tokens} tokens; {why_it_ends}", reason="WORKER_DIED"
+    )

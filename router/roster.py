@@ -6,7 +6,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from firsttoken.control.v1 import control_pb2
-from router.fleet import Announced
+from router.fleet import Announced, Role
+
+_ROLES = {
+    control_pb2.WORKER_ROLE_PREFILL: Role.PREFILL,
+    control_pb2.WORKER_ROLE_DECODE: Role.DECODE,
+}
 
 
 class Tokenizer(NamedTuple):
@@ -49,4 +54,6 @@ def _announced(member: control_pb2.Member, model: str) -> Announced:
         ready=_is_ready(member) and member.model == model,
         num_slots=member.worker.num_slots,
         max_context_tokens=member.worker.max_context_tokens,
+        role=_ROLES.get(member.worker.role, Role.BOTH),
+        fingerprint=member.worker.fingerprint,
     )

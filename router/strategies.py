@@ -27,6 +27,10 @@ class Prompt(NamedTuple):
     # The first bytes of its text; empty unless the configuration asks for them.
     text_head: bytes = b""
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) // BYTES_PER_TOKEN
+
 
 class Strategy(Protocol):
     def choose(self, candidates: Sequence[Worker], prompt: Prompt) -> Worker:
@@ -76,18 +80,14 @@ class PrefixAware:
         if not calm:
             return min(candidates, key=_outstanding)
         beginning = self.fingerprint(prompt)
-        return max(calm, key=lambda worker: _affinity(worker, beginning))
+        return max(calm, key=lambda worker: affinity(worker, beginning))
 
     def fingerprint(self, prompt: Prompt) -> bytes:
         """Equal for prompts that begin alike, of the same tenant and salt."""
-        root = prompt.prefix_keys[:KEY_BYTES]
         if self._prefix_length_bytes and prompt.text_head:
-            return _digest(root + prompt.text_head[: self._prefix_length_bytes])
-        num_keys = len(prompt.prefix_keys) // KEY_BYTES
-        last = min(self._prefix_length // prompt.block_tokens, num_keys - 1)
-        if last <= 0:  # shorter than a block: no key but the root's
-            return _digest(root + prompt.token_ids[: self._prefix_length * BYTES_PER_TOKEN])
-        return prompt.prefix_keys[last * KEY_BYTES : (last + 1) * KEY_BYTES]
+            head = prompt.text_head[: self._prefix_length_bytes]
+            return _digest(prompt.prefix_keys[:KEY_BYTES] + head)
+        return fingerprint(prompt, self._prefix_length)
 
 
 def make_strategy(settings: RouterSettings, *, seed: int | None = None) -> Strategy:
@@ -107,6 +107,21 @@ def make_strategy(settings: RouterSettings, *, seed: int | None = None) -> Strat
     raise AssertionError(f"no strategy {settings.routing_strategy!r}")  # config admits no other
 
 
+def fingerprint(prompt: Prompt, prefix_length: int) -> bytes:
+    """Equal for prompts whose first `prefix_length` tokens agree, of the same tenant and salt."""
+    num_keys = len(prompt.prefix_keys) // KEY_BYTES
+    last = min(prefix_length // prompt.block_tokens, num_keys - 1)
+    if last <= 0:  # shorter than a block: no key but the root's
+        root = prompt.prefix_keys[:KEY_BYTES]
+        return _digest(root + prompt.token_ids[: prefix_length * BYTES_PER_TOKEN])
+    return prompt.prefix_keys[last * KEY_BYTES : (last + 1) * KEY_BYTES]
+
+
+def affinity(worker: Worker, beginning: bytes) -> bytes:
+    """Orders the workers for prompts of this beginning, greatest first."""
+    return hashlib.blake2b(beginning + worker.identity, digest_size=8).digest()
+
+
 def _turn(worker: Worker) -> int:
     return worker.turn
 
@@ -117,7 +132,3 @@ def _outstanding(worker: Worker) -> tuple[int, int]:
 
 def _digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
-
-
-def _affinity(worker: Worker, beginning: bytes) -> bytes:
-    return hashlib.blake2b(beginning + worker.identity, digest_size=8).digest()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from typing import TypeAlias
 
 import grpc
 
-from firsttoken.common.v1 import common_pb2
+from firsttoken.router.v1 import inference_pb2
 from firsttoken.worker.v1 import worker_pb2
 from router.peers import Hop, answer_of
-from services.core.tokens import BYTES_PER_TOKEN
+from router.strategies import Prompt
 
 WorkerMethod: TypeAlias = "grpc.aio.UnaryStreamMultiCallable[worker_pb2.GenerateRequest, bytes]"
 WorkerCall: TypeAlias = "grpc.aio.UnaryStreamCall[worker_pb2.GenerateRequest, bytes]"
@@ -19,7 +20,24 @@ METHOD = "/firsttoken.worker.v1.WorkerService/Generate"
 _LENGTH_DELIMITED = 2
 # A message is exactly one field of its oneof, so its first byte tells which.
 _FINISHED_TAG = worker_pb2.GenerateResponse.FINISHED_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
-_TOKEN_IDS_TAG = common_pb2.Chunk.TOKEN_IDS_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
+
+
+def make_request(
+    request: inference_pb2.GenerateRequest, prompt: Prompt, tenant: str
+) -> worker_pb2.GenerateRequest:
+    """For every worker that is tried, whether it begins the answer or goes on with it."""
+    made = worker_pb2.GenerateRequest(
+        model=request.model,
+        token_ids=prompt.token_ids,
+        prefix_keys=prompt.prefix_keys,
+        sampling=request.sampling,
+        request_class=request.request_class,
+        tenant=tenant,
+    )
+    if made.sampling.temperature > 0 and not made.sampling.HasField("seed"):
+        # Each worker would draw its own, and none could go on with another's answer.
+        made.sampling.seed = random.getrandbits(64)
+    return made
 
 
 def open_call(
@@ -41,24 +59,3 @@ async def next_message(call: WorkerCall) -> bytes | None:
 def is_finished(message: bytes) -> bool:
     """Is it `finished`, and not a chunk?"""
     return message[0] == _FINISHED_TAG
-
-
-def count_tokens(message: bytes) -> int:
-    """The ids in a chunk: its first field, read off the wire without parsing the rest."""
-    _, start = _read_varint(message, 1)
-    if start == len(message) or message[start] != _TOKEN_IDS_TAG:
-        return 0
-    num_bytes, _ = _read_varint(message, start + 1)
-    return num_bytes // BYTES_PER_TOKEN
-
-
-def _read_varint(message: bytes, start: int) -> tuple[int, int]:
-    """The number at `start`, and where it ends."""
-    value = shift = 0
-    for position in range(start, len(message)):
-        byte = message[position]
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position + 1
-        shift += 7
-    raise ValueError("the message ends within a number")

@@ -109,7 +109,10 @@ class Answer:
     generation: int
     worker_id: str
     engine: str
+    # Workers tried before one gave the first token, that one included.
     attempts: int
+    # Workers that died under the answer, which went on elsewhere each time.
+    migrations: int
 
 
 class MeshClient:
@@ -284,6 +287,7 @@ class GenerationStream:
             worker_id=finished.worker_id,
             engine=finished.engine,
             attempts=finished.attempts,
+            migrations=finished.migrations,
         )
 
 

@@ -59,4 +59,5 @@ def to_document(answer: Answer) -> dict[str, Any]:
         "worker_id": answer.worker_id,
         "engine": answer.engine,
         "attempts": answer.attempts,
+        "migrations": answer.migrations,
     }

@@ -17,7 +17,7 @@ def test_json_is_one_line_with_every_figure_under_a_plain_name(mesh: Endpoints) 
     assert len(result.stdout.splitlines()) == 1
     assert answer.keys() == {
         *("text", "token_ids", "finish_reason", "usage", "ttft_ms", "ledger", "residual_ms"),
-        *("trace_id", "generation", "worker_id", "engine", "attempts"),
+        *("trace_id", "generation", "worker_id", "engine", "attempts", "migrations"),
     }
     assert answer["usage"].keys() == {
         *("prompt_tokens", "completion_tokens", "cached_tokens", "evaluated_prompt_tokens")

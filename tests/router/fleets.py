@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from router.fleet import Announced, Fleet, Worker
+from typing import Any
+
+from router.fleet import Announced, Fleet, Role, Worker
 
 
 def announce(
@@ -12,12 +14,15 @@ def announce(
     num_slots: int = 8,
     max_context_tokens: int = 2048,
     address: str = "",
+    role: Role = Role.BOTH,
+    fingerprint: str = "f",
 ) -> Announced:
-    return Announced(name, address or f"{name}:7000", ready, num_slots, max_context_tokens)
+    address = address or f"{name}:7000"
+    return Announced(name, address, ready, num_slots, max_context_tokens, role, fingerprint)
 
 
-def make_worker(name: str, *, in_flight: int = 0, turn: int = 0, address: str = "") -> Worker:
-    worker = Worker(announce(name, address=address))
+def make_worker(name: str, *, in_flight: int = 0, turn: int = 0, **announced: Any) -> Worker:
+    worker = Worker(announce(name, **announced))
     worker.in_flight = in_flight
     worker.turn = turn
     return worker

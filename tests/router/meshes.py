@@ -8,16 +8,19 @@ import signal
 import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from firsttoken.client import GenerationStream, MeshClient
+from firsttoken.client import GenerationStream, MeshClient, Piece
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
+from router.fleet import Worker
 from router.node import RouterNode
+from services.control.node import ControlNode
 from services.core import config
 from services.core.config import MeshConfig
 from services.runtime.channels import open_channel
+from services.tokenizer.node import TokenizerNode
 from tests.runtime.waiting import eventually
 
 
@@ -64,6 +67,10 @@ class Served(NamedTuple):
     def kill(self, signal_number: int = signal.SIGKILL) -> None:
         self.process.send_signal(signal_number)
 
+    def pid_of(self, part: str) -> int:
+        """Of a worker: its "front", or its engine "core"."""
+        return self.process.pid if part == "front" else self.children()[0]
+
     def children(self) -> list[int]:
         pid = self.process.pid
         return [
@@ -87,3 +94,59 @@ async def run_process(module: str, control: str) -> AsyncIterator[Served]:
         if process.returncode is None:
             process.kill()
         await process.wait()
+
+
+class Mesh(NamedTuple):
+    """A mesh whose other members the test adds, as nodes or as processes."""
+
+    control: str
+    router: RouterNode
+    client: MeshClient
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        return self.router.mesh.dispatcher.workers
+
+    def at_work(self) -> list[str]:
+        """The addresses of workers that have requests."""
+        return [worker.announced.address for worker in self.workers if worker.in_flight]
+
+    async def ready(self, num_workers: int) -> None:
+        await eventually(lambda: sum(worker.ready for worker in self.workers) == num_workers)
+        await eventually(lambda: self.router.mesh.roster.tokenizers)
+
+    async def complete(self) -> None:
+        await self.client.complete("hi", max_tokens=2)
+
+
+@asynccontextmanager
+async def run_mesh(config: MeshConfig) -> AsyncIterator[Mesh]:
+    async with (
+        ControlNode(config=config) as control,
+        RouterNode(control=control.address) as router,
+        MeshClient(router.address) as client,
+    ):
+        yield Mesh(control.address, router, client)
+        await idle(router)
+
+
+@asynccontextmanager
+async def run_workers(mesh: Mesh, num_workers: int) -> AsyncIterator[dict[str, Served]]:
+    """By address. The router has spoken to each of them already."""
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(TokenizerNode(control=mesh.control))
+        started = await asyncio.gather(
+            *(
+                stack.enter_async_context(run_process("worker", mesh.control))
+                for _ in range(num_workers)
+            )
+        )
+        await mesh.ready(num_workers)
+        for _ in started:
+            await mesh.complete()
+        yield {each.address: each for each in started}
+
+
+async def collect(stream: GenerationStream, pieces: list[Piece]) -> None:
+    async for piece in stream:
+        pieces.append(piece)

@@ -5,89 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import NamedTuple
 
 import grpc
 import pytest
 
-from firsttoken.client import GenerationStream, MeshClient, MeshError, Piece
-from router.fleet import Worker
+from firsttoken.client import MeshClient, MeshError
 from router.node import RouterNode
-from services.control.node import ControlNode
-from services.core.config import MeshConfig
 from services.tokenizer.node import TokenizerNode
-from tests.router.meshes import Served, endless, idle, run_process, simulated
+from tests.router.meshes import endless, idle, run_mesh, run_process, run_workers, simulated
 from tests.runtime.waiting import eventually
-from worker.node import WorkerNode
+from worker.node import Role, WorkerNode
 
 ROUND_ROBIN = {"routing_strategy": "round_robin"}
-
-
-class Mesh(NamedTuple):
-    """A mesh whose other members the test adds, as nodes or as processes."""
-
-    control: str
-    router: RouterNode
-    client: MeshClient
-
-    @property
-    def workers(self) -> tuple[Worker, ...]:
-        return self.router.mesh.dispatcher.workers
-
-    def at_work(self) -> list[str]:
-        """The addresses of workers that have requests."""
-        return [worker.announced.address for worker in self.workers if worker.in_flight]
-
-    async def ready(self, num_workers: int) -> None:
-        await eventually(lambda: sum(worker.ready for worker in self.workers) == num_workers)
-        await eventually(lambda: self.router.mesh.roster.tokenizers)
-
-    async def complete(self) -> None:
-        await self.client.complete("hi", max_tokens=2)
-
-
-@asynccontextmanager
-async def run_mesh(config: MeshConfig) -> AsyncIterator[Mesh]:
-    async with (
-        ControlNode(config=config) as control,
-        RouterNode(control=control.address) as router,
-        MeshClient(router.address) as client,
-    ):
-        yield Mesh(control.address, router, client)
-        await idle(router)
-
-
-@asynccontextmanager
-async def run_workers(mesh: Mesh, num_workers: int) -> AsyncIterator[dict[str, Served]]:
-    """By address. The router has spoken to each of them already."""
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(TokenizerNode(control=mesh.control))
-        started = await asyncio.gather(
-            *(
-                stack.enter_async_context(run_process("worker", mesh.control))
-                for _ in range(num_workers)
-            )
-        )
-        await mesh.ready(num_workers)
-        for _ in started:
-            await mesh.complete()
-        yield {each.address: each for each in started}
-
-
-async def collect(stream: GenerationStream, pieces: list[Piece]) -> None:
-    async for piece in stream:
-        pieces.append(piece)
 
 
 @pytest.mark.parametrize("victim", ["front", "core"])
 async def test_a_worker_killed_before_the_first_token_costs_no_request(victim: str) -> None:
     async with run_mesh(simulated(router=ROUND_ROBIN)) as mesh, run_workers(mesh, 2) as workers:
-        pids = {
-            address: worker.process.pid if victim == "front" else worker.children()[0]
-            for address, worker in workers.items()
-        }
+        pids = {address: worker.pid_of(victim) for address, worker in workers.items()}
         for pid in pids.values():  # whichever gets the request does not answer it
             os.kill(pid, signal.SIGSTOP)
         asked = asyncio.ensure_future(mesh.client.complete("hi", max_tokens=2))
@@ -100,25 +35,6 @@ async def test_a_worker_killed_before_the_first_token_costs_no_request(victim: s
 
         assert answer.attempts == 2
         assert answer.ledger["route"] > 0
-
-
-@pytest.mark.parametrize("victim", ["front", "core"])
-async def test_a_worker_killed_after_the_first_token_is_told_with_what_came(victim: str) -> None:
-    config = simulated(router=ROUND_ROBIN, timing={"decode_step_ms": 2.0})
-    async with run_mesh(config) as mesh, run_workers(mesh, 2) as workers:
-        stream = endless(mesh.client)
-        pieces = [await anext(stream)]
-        [address] = mesh.at_work()
-        worker = workers[address]
-        os.kill(worker.process.pid if victim == "front" else worker.children()[0], signal.SIGKILL)
-        with pytest.raises(MeshError) as failure:
-            await collect(stream, pieces)
-        num_tokens = sum(len(piece.token_ids) for piece in pieces)
-
-        assert failure.value.code is grpc.StatusCode.UNAVAILABLE
-        assert failure.value.reason == "WORKER_DIED"
-        assert failure.value.message == f"the worker died after {num_tokens} tokens"
-        await mesh.complete()  # elsewhere
 
 
 async def test_a_worker_just_killed_costs_none_of_many_requests() -> None:
@@ -183,6 +99,36 @@ async def test_says_that_there_is_no_worker() -> None:
 
     assert failure.value.code is grpc.StatusCode.UNAVAILABLE
     assert failure.value.reason == "NO_WORKER"
+
+
+async def test_says_that_only_prefill_workers_are_left() -> None:
+    config = simulated(router={"worker_wait_s": 0.05})
+    async with (
+        run_mesh(config) as mesh,
+        TokenizerNode(control=mesh.control),
+        WorkerNode(control=mesh.control, role=Role.PREFILL) as prefill,
+    ):
+        await eventually(lambda: mesh.router.mesh.dispatcher.prefill_workers)
+        with pytest.raises(MeshError, match=f"answer nothing: {prefill.id}") as failure:
+            await mesh.complete()
+
+    assert failure.value.code is grpc.StatusCode.UNAVAILABLE
+    assert failure.value.reason == "NO_WORKER"
+
+
+async def test_requests_go_to_workers_that_answer() -> None:
+    async with (
+        run_mesh(simulated(router=ROUND_ROBIN)) as mesh,
+        TokenizerNode(control=mesh.control),
+        WorkerNode(control=mesh.control, role=Role.PREFILL),
+        WorkerNode(control=mesh.control, role=Role.DECODE) as decode,
+        WorkerNode(control=mesh.control) as both,
+    ):
+        await mesh.ready(2)
+        await eventually(lambda: mesh.router.mesh.dispatcher.prefill_workers)
+        answers = [await mesh.client.complete("hi", max_tokens=2) for _ in range(4)]
+
+    assert {answer.worker_id for answer in answers} == {decode.id, both.id}
 
 
 async def test_says_that_there_is_no_tokenizer() -> None:

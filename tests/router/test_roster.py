@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import pytest
+
 from firsttoken.control.v1 import control_pb2
-from router.fleet import Announced
+from router.fleet import Announced, Role
 from router.roster import Roster, Tokenizer, read_members
 
 STARTING = control_pb2.MEMBER_STATE_STARTING
@@ -42,6 +44,27 @@ def test_reads_who_does_what() -> None:
     assert read_members([ROUTER, make_worker("w"), make_tokenizer("t")]) == Roster(
         "small", (Tokenizer("t", "t:1"),), (Announced("w", "w:1", True, 4, 512),)
     )
+
+
+@pytest.mark.parametrize(
+    ("announced", "role"),
+    [
+        (control_pb2.WORKER_ROLE_UNSPECIFIED, Role.BOTH),
+        (control_pb2.WORKER_ROLE_BOTH, Role.BOTH),
+        (control_pb2.WORKER_ROLE_PREFILL, Role.PREFILL),
+        (control_pb2.WORKER_ROLE_DECODE, Role.DECODE),
+    ],
+)
+def test_reads_the_role_and_fingerprint_of_a_worker(
+    announced: control_pb2.WorkerRole.ValueType, role: Role
+) -> None:
+    member = make_worker("w")
+    member.worker.role = announced
+    member.worker.fingerprint = "abc"
+
+    [worker] = read_members([member]).workers
+    assert worker.role is role
+    assert worker.fingerprint == "abc"
 
 
 def test_knows_workers_that_are_not_ready_as_such() -> None:

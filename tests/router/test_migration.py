@@ -1,0 +1,272 @@
+"""Answers whose workers die under them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from firsttoken.client import Answer, GenerationStream, MeshError, Options, Piece
+from tests.router.meshes import (
+    Mesh,
+    Served,
+    collect,
+    endless,
+    idle,
+    run_mesh,
+    run_process,
+    run_workers,
+    simulated,
+)
+from tests.runtime.waiting import eventually
+
+SLOW = {"decode_step_ms": 3.0}
+ROUND_ROBIN = {"routing_strategy": "round_robin", "max_migrations": 16}
+VICTIMS = ["front", "core"]
+
+GREEDY: Options = {"ignore_eos": True, "max_tokens": 120}
+DRAWN: Options = {**GREEDY, "temperature": 0.8, "top_p": 0.95, "seed": 7}
+PENALIZED: Options = {
+    **DRAWN,
+    "repetition_penalty": 1.3,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "logprobs": 2,
+}
+
+
+async def read(stream: GenerationStream, num_tokens: int) -> list[Piece]:
+    """The pieces up to this token, or up to the end."""
+    pieces: list[Piece] = []
+    async for piece in stream:
+        pieces.append(piece)
+        if sum(len(each.token_ids) for each in pieces) >= num_tokens:
+            break
+    return pieces
+
+
+def num_tokens(pieces: list[Piece]) -> int:
+    return sum(len(piece.token_ids) for piece in pieces)
+
+
+def said(answer: Answer) -> tuple[Any, ...]:
+    """All of an answer that its client can tell."""
+    return (
+        answer.text,
+        answer.token_ids,
+        answer.logprobs,
+        answer.finish_reason,
+        answer.stop_string,
+        answer.usage.prompt_tokens,
+        answer.usage.completion_tokens,
+    )
+
+
+class Victims:
+    """Workers as processes; a front that was killed has a successor."""
+
+    def __init__(self, mesh: Mesh, stack: AsyncExitStack) -> None:
+        self._mesh = mesh
+        self._stack = stack
+        self.workers: dict[str, Served] = {}
+
+    async def add(self) -> None:
+        worker = await self._stack.enter_async_context(run_process("worker", self._mesh.control))
+        self.workers[worker.address] = worker
+
+    async def kill_at_work(self, part: str) -> None:
+        [address] = self._mesh.at_work()
+        os.kill(self.workers[address].pid_of(part), signal.SIGKILL)
+        if part == "front":
+            del self.workers[address]
+
+    async def ready(self) -> None:
+        while len(self.workers) < 2:
+            await self.add()
+        await self._mesh.ready(len(self.workers))
+
+
+@asynccontextmanager
+async def run_victims(mesh: Mesh) -> AsyncIterator[Victims]:
+    async with AsyncExitStack() as stack, run_workers(mesh, 2) as workers:
+        victims = Victims(mesh, stack)
+        victims.workers.update(workers)
+        yield victims
+
+
+@pytest.mark.parametrize(
+    "options", [GREEDY, DRAWN, PENALIZED], ids=["greedy", "drawn", "penalized"]
+)
+@pytest.mark.parametrize("part", VICTIMS)
+async def test_an_answer_goes_on_elsewhere_as_if_nothing_had_happened(
+    part: str, options: Options
+) -> None:
+    rng = random.Random(part + str(options))
+    config = simulated(router=ROUND_ROBIN, timing=SLOW)
+    async with run_mesh(config) as mesh, run_victims(mesh) as victims:
+        for number in range(4):
+            await victims.ready()
+            undisturbed = await mesh.client.complete(f"Tale {number}", **options)
+            async with mesh.client.generate(f"Tale {number}", **options) as stream:
+                await read(stream, rng.randrange(1, 110))
+                await victims.kill_at_work(part)
+                async for _ in stream:
+                    pass
+
+            assert said(stream.answer) == said(undisturbed)
+            assert stream.answer.migrations == 1
+            assert stream.answer.attempts == 1
+
+
+@pytest.mark.parametrize("part", VICTIMS)
+async def test_a_stop_string_is_found_across_the_break(part: str) -> None:
+    rng = random.Random(part)
+    config = simulated(router=ROUND_ROBIN, timing=SLOW)
+    async with run_mesh(config) as mesh, run_victims(mesh) as victims:
+        for number in range(3):
+            await victims.ready()
+            undisturbed = await mesh.client.complete(f"Stop {number}", **GREEDY)
+            # Of several tokens, so that a break may fall into it.
+            where = rng.randrange(60, 90)
+            text_before, stop = undisturbed.text[:where], undisturbed.text[where : where + 12]
+            assert stop not in text_before
+            break_at = len(undisturbed.token_ids) * where // len(undisturbed.text)
+            options: Options = {**GREEDY, "stop": [stop]}
+            async with mesh.client.generate(f"Stop {number}", **options) as stream:
+                await read(stream, max(1, break_at - rng.randrange(4)))
+                if mesh.at_work():
+                    await victims.kill_at_work(part)
+                async for _ in stream:
+                    pass
+
+            assert stream.answer.text == text_before
+            assert stream.answer.stop_string == stop
+
+
+async def test_an_answer_survives_the_death_of_one_worker_after_the_other() -> None:
+    config = simulated(router=ROUND_ROBIN, timing=SLOW)
+    async with run_mesh(config) as mesh, run_victims(mesh) as victims:
+        undisturbed = await mesh.client.complete("Again", **PENALIZED)
+        async with mesh.client.generate("Again", **PENALIZED) as stream:
+            for _ in range(4):
+                await read(stream, 20)
+                await victims.kill_at_work("core")
+                await eventually(lambda: len(mesh.at_work()) == 1)
+            async for _ in stream:
+                pass
+
+    assert said(stream.answer) == said(undisturbed)
+    assert stream.answer.migrations == 4
+
+
+async def test_without_another_worker_it_goes_on_at_its_own_once_that_is_back() -> None:
+    async with (
+        run_mesh(simulated(timing=SLOW)) as mesh,
+        run_workers(mesh, 1) as workers,
+        mesh.client.generate("Alone", **GREEDY) as stream,
+    ):
+        await read(stream, 10)
+        os.kill(next(iter(workers.values())).pid_of("core"), signal.SIGKILL)
+        async for _ in stream:
+            pass
+        undisturbed = await mesh.client.complete("Alone", **GREEDY)
+
+    assert said(stream.answer) == said(undisturbed)
+    assert stream.answer.migrations == 1
+
+
+@pytest.mark.parametrize("part", VICTIMS)
+async def test_where_nobody_can_go_on_the_client_is_told_with_what_came(part: str) -> None:
+    config = simulated(router={"worker_wait_s": 0.05}, timing=SLOW)
+    async with run_mesh(config) as mesh, run_workers(mesh, 1) as workers:
+        stream = endless(mesh.client)
+        pieces = [await anext(stream)]
+        os.kill(next(iter(workers.values())).pid_of(part), signal.SIGKILL)
+        with pytest.raises(MeshError) as failure:
+            await collect(stream, pieces)
+
+        assert failure.value.code is grpc.StatusCode.UNAVAILABLE
+        assert failure.value.reason == "WORKER_DIED"
+        assert failure.value.message.startswith(
+            f"the worker died after {num_tokens(pieces)} tokens;"
+            " it could not go on elsewhere: no worker was ready"
+        )
+
+
+async def test_migrates_no_more_often_than_configured() -> None:
+    config = simulated(router={**ROUND_ROBIN, "max_migrations": 1}, timing=SLOW)
+    async with (
+        run_mesh(config) as mesh,
+        run_victims(mesh) as victims,
+        endless(mesh.client) as stream,
+    ):
+        await read(stream, 5)
+        await victims.kill_at_work("core")
+        await read(stream, 5)
+        await victims.kill_at_work("core")
+        with pytest.raises(MeshError, match="at most 1 times") as failure:
+            await collect(stream, [])
+
+    assert failure.value.reason == "WORKER_DIED"
+
+
+async def test_a_deadline_holds_while_an_answer_looks_for_a_worker() -> None:
+    config = simulated(router={"worker_wait_s": 60.0}, timing=SLOW)
+    async with run_mesh(config) as mesh, run_workers(mesh, 1) as workers:
+        stream = endless(mesh.client, deadline_s=2.0)
+        await read(stream, 5)
+        next(iter(workers.values())).kill()
+        with pytest.raises(MeshError) as failure:
+            await collect(stream, [])
+
+    assert failure.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_client_that_leaves_while_its_answer_moves_frees_everything() -> None:
+    config = simulated(router={**ROUND_ROBIN, "worker_wait_s": 60.0}, timing=SLOW)
+    async with run_mesh(config) as mesh, run_workers(mesh, 2) as workers:
+        dispatcher = mesh.router.mesh.dispatcher
+        stream = endless(mesh.client)
+        await read(stream, 5)
+        [first] = mesh.at_work()
+        [second] = workers.keys() - {first}
+        os.kill(workers[second].pid_of("front"), signal.SIGSTOP)  # it takes the call, no more
+        workers[first].kill()
+        await eventually(lambda: mesh.at_work() == [second])
+        stream.cancel()
+        await idle(mesh.router)
+
+        os.kill(workers[second].pid_of("front"), signal.SIGCONT)
+        stream = endless(mesh.client)
+        await read(stream, 5)
+        workers[second].kill()
+        await eventually(lambda: dispatcher.num_waiting == 1)
+        stream.cancel()
+        await idle(mesh.router)
+
+
+async def test_the_ledger_stays_that_of_the_first_token() -> None:
+    config = simulated(router=ROUND_ROBIN, timing=SLOW)
+    async with run_mesh(config) as mesh, run_workers(mesh, 2) as workers:
+        async with mesh.client.generate("Time", **GREEDY) as stream:
+            await read(stream, 5)
+            [first] = mesh.at_work()
+            [second] = workers.keys() - {first}
+            os.kill(workers[second].pid_of("front"), signal.SIGSTOP)
+            workers[first].kill()
+            await eventually(lambda: mesh.at_work() == [second])
+            await asyncio.sleep(0.5)  # a break that would show
+            os.kill(workers[second].pid_of("front"), signal.SIGCONT)
+            async for _ in stream:
+                pass
+        answer = stream.answer
+
+    assert all(spent_ms >= 0 for spent_ms in answer.ledger.values())
+    assert sum(answer.ledger.values()) <= answer.ttft_ms
