@@ -15,6 +15,12 @@ def state_name(member: control_pb2.Member) -> str:
     return control_pb2.MemberState.Name(member.state).removeprefix("MEMBER_STATE_").lower()
 
 
+def worker_role_name(capacity: control_pb2.WorkerCapacity) -> str:
+    """Which part of a request it serves: "both", "prefill" or "decode"."""
+    name = control_pb2.WorkerRole.Name(capacity.role).removeprefix("WORKER_ROLE_").lower()
+    return "both" if name == "unspecified" else name
+
+
 def describe(member: control_pb2.Member) -> str:
     """One readable line: what it is doing, or what it is ready for."""
     if member.state != READY:
@@ -24,4 +30,6 @@ def describe(member: control_pb2.Member) -> str:
         parts.append(member.model)
     if member.worker.engine:
         parts.append(f"{member.worker.engine} engine, {member.worker.num_slots} slots")
+        if (role := worker_role_name(member.worker)) != "both":
+            parts.append(f"for {role}")
     return ", ".join(parts)

@@ -33,6 +33,7 @@ class MeshPlan:
 
     config_file: Path
     num_workers: int
+    num_prefill_workers: int = 0
     router_listen: str
     control_listen: str
 
@@ -160,13 +161,9 @@ def _control(plan: MeshPlan) -> Service:
 
 def _members(plan: MeshPlan, control: str) -> list[Service]:
     joined = ("--control", control)
-    shared = (*joined, "--cores-shared-by", str(plan.num_workers))
     return [
         Service(name="tokenizer", module=TOKENIZER, arguments=joined),
-        *(
-            Service(name=f"worker-{number}", module=WORKER, arguments=shared)
-            for number in range(1, plan.num_workers + 1)
-        ),
+        *_workers(plan, joined),
         Service(
             name="router",
             module=ROUTER,
@@ -174,4 +171,23 @@ def _members(plan: MeshPlan, control: str) -> list[Service]:
             listen=plan.router_listen,
             keeps_address=True,
         ),
+    ]
+
+
+def _workers(plan: MeshPlan, joined: tuple[str, ...]) -> list[Service]:
+    """Those that answer, then those that only compute prompts for them."""
+    num_all = plan.num_workers + plan.num_prefill_workers
+    shared = (*joined, "--cores-shared-by", str(num_all))
+    answering = (*shared, "--role", "decode" if plan.num_prefill_workers else "both")
+    prefilling = (*shared, "--role", "prefill")
+    return [
+        *_numbered("worker", plan.num_workers, answering),
+        *_numbered("prefill", plan.num_prefill_workers, prefilling),
+    ]
+
+
+def _numbered(name: str, count: int, arguments: tuple[str, ...]) -> list[Service]:
+    return [
+        Service(name=f"{name}-{number}", module=WORKER, arguments=arguments)
+        for number in range(1, count + 1)
     ]

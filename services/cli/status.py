@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from firsttoken.control.v1 import control_pb2
 from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
 from services.cli import rpc
-from services.cli.members import role_name, state_name
+from services.cli.members import role_name, state_name, worker_role_name
 from services.runtime.channels import open_channel
 
 LOAD_TIMEOUT_S = 2.0
@@ -52,7 +52,7 @@ async def _describe(member: control_pb2.Member) -> dict[str, Any]:
         "detail": member.detail,
     }
     if member.role == control_pb2.MEMBER_ROLE_WORKER:
-        fields["worker"] = _plain(member.worker)
+        fields["worker"] = {**_plain(member.worker), "role": worker_role_name(member.worker)}
         fields["load"] = await _load(member.address)
     return fields
 
@@ -103,7 +103,9 @@ def _table(generation: int, members: list[dict[str, Any]]) -> list[str]:
 def _remark(member: dict[str, Any]) -> str:
     parts = [member["detail"] or member["model"]]
     if "load" in member:
-        parts += [member["worker"]["engine"], _describe_load(member["load"], member["worker"])]
+        capacity = member["worker"]
+        role = "" if capacity["role"] == "both" else f"for {capacity['role']}"
+        parts += [capacity["engine"], role, _describe_load(member["load"], capacity)]
     return ", ".join(part for part in parts if part)
 
 

@@ -38,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--config", type=Path, metavar="FILE.toml", help="the configuration")
     add("--workers", type=_count, default=2, metavar="N", help="worker processes (default 2)")
+    add("--prefill-workers", type=_count_or_zero, default=0, metavar="N",
+        help="further ones that only compute prompts for those (default 0)")  # fmt: skip
     add("--engine", choices=ENGINES, help="instead of the setting worker.engine")
     add("--set", action="append", default=[], metavar="KEY=VALUE",
         help="a setting, over what the file says; may be repeated")  # fmt: skip
@@ -64,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = MeshPlan(
         config_file=config_file,
         num_workers=arguments.workers,
+        num_prefill_workers=arguments.prefill_workers,
         router_listen=router_listen,
         control_listen=control_listen,
     )
@@ -163,14 +166,19 @@ def _listen(option: str, port: int | None, default: int) -> str:
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 64:
-        raise argparse.ArgumentTypeError("must be in [1, 64]")
-    return value
+    return _within(text, 1, 64)
+
+
+def _count_or_zero(text: str) -> int:
+    return _within(text, 0, 64)
 
 
 def _port(text: str) -> int:
+    return _within(text, 0, 65535)
+
+
+def _within(text: str, low: int, high: int) -> int:
     value = int(text)
-    if not 0 <= value <= 65535:
-        raise argparse.ArgumentTypeError("must be in [0, 65535]")
+    if not low <= value <= high:
+        raise argparse.ArgumentTypeError(f"must be in [{low}, {high}]")
     return value

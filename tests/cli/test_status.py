@@ -17,6 +17,7 @@ def test_members_have_plain_fields_and_workers_their_load(mesh: Endpoints) -> No
         assert member["pid"] > 0
     for worker in workers:
         assert worker["worker"]["engine"] == "simulated"
+        assert worker["worker"]["role"] == "both"
         assert worker["load"]["num_running"] == 0
         assert worker["worker"]["num_blocks"] == 2048
 

@@ -65,6 +65,18 @@ def test_the_command_runs_against_the_ready_mesh_and_gives_its_status(start: Sta
     assert not run.survivors()
 
 
+def test_prefill_workers_stand_beside_those_that_answer(start: Start) -> None:
+    command = f"{FIRSTTOKEN} status --json"
+    run = start(*SIMULATED, "--workers", "1", "--prefill-workers", "2", "--exec", command)
+
+    result = run.finish()
+
+    workers = [member["worker"] for member in result.json["members"] if "worker" in member]
+    assert sorted(worker["role"] for worker in workers) == ["decode", "prefill", "prefill"]
+    assert "prefill-2  ready on" in result.stderr
+    assert "simulated engine, 8 slots, for prefill" in result.stderr
+
+
 def test_without_a_command_it_answers_a_first_prompt_and_serves_until_a_signal(
     start: Start, tmp_path: Path
 ) -> None:
