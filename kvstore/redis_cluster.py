@@ -50,7 +50,7 @@ class ClusterLink:
         async def execute() -> list[Any]:
             pipeline = self._redis.pipeline()
             for command in commands:
-                pipeline.execute_command(*map(_joined, command))
+                pipeline.execute_command(*command)
             return await pipeline.execute(raise_on_error=False)
 
         return await self._within_timeout(execute)
@@ -58,7 +58,7 @@ class ClusterLink:
     async def check(self, command: Command) -> None:
         async def execute() -> Any:
             await self._redis.ping(target_nodes=RedisCluster.PRIMARIES)
-            return await self._redis.execute_command(*map(_joined, command))
+            return await self._redis.execute_command(*command)
 
         await self._within_timeout(execute)
 
@@ -93,10 +93,6 @@ class ClusterLink:
             raise RedisUnavailable(f"no answer in {self._timeout_s:g} s") from None
         except (RedisError, OSError) as error:
             raise RedisUnavailable(_text_of(error)) from None
-
-
-def _joined(argument: Any) -> Any:
-    return b"".join(argument) if isinstance(argument, tuple) else argument
 
 
 def _is_by_node(answer: dict[str, Any]) -> bool:

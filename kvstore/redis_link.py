@@ -6,11 +6,9 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 Bulk: TypeAlias = bytes | memoryview
-# An argument given as a tuple is sent as one, its parts joined by the socket.
-Argument: TypeAlias = Bulk | tuple[Bulk, ...]
-Command: TypeAlias = tuple[Argument, ...]
+Command: TypeAlias = tuple[Bulk, ...]
 
-JOINED_BYTES = 4096  # larger parts are not copied
+JOINED_BYTES = 4096  # larger arguments are not copied
 SCAN_COUNT = 512
 
 
@@ -55,14 +53,12 @@ def pack(commands: Iterable[Command]) -> list[Bulk]:
     for command in commands:
         small += b"*%d\r\n" % len(command)
         for argument in command:
-            parts = argument if isinstance(argument, tuple) else (argument,)
-            small += b"$%d\r\n" % sum(map(len, parts))
-            for part in parts:
-                if len(part) <= JOINED_BYTES:
-                    small += part
-                else:
-                    pieces += (bytes(small), part)
-                    small.clear()
+            small += b"$%d\r\n" % len(argument)
+            if len(argument) <= JOINED_BYTES:
+                small += argument
+            else:
+                pieces += (bytes(small), argument)
+                small.clear()
             small += b"\r\n"
     return [*pieces, bytes(small)]
 

@@ -8,12 +8,7 @@ from typing import NamedTuple
 
 class Write(NamedTuple):
     key: bytes
-    header: bytes
-    payload: memoryview
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.header) + len(self.payload)
+    value: memoryview
 
 
 class WriteQueue:
@@ -31,23 +26,23 @@ class WriteQueue:
     def __contains__(self, key: bytes) -> bool:
         return key in self._keys
 
-    def push(self, write: Write) -> bool:
-        """False: no room."""
-        if self.num_bytes + write.num_bytes > self._max_bytes:
-            return False
+    def has_room(self, num_bytes: int) -> bool:
+        return self.num_bytes + num_bytes <= self._max_bytes
+
+    def push(self, write: Write) -> None:
+        assert self.has_room(len(write.value))
         self._writes.append(write)
         self._keys.add(write.key)
-        self.num_bytes += write.num_bytes
-        return True
+        self.num_bytes += len(write.value)
 
     def take(self, max_bytes: int) -> list[Write]:
         """The oldest; at least one if there is one."""
         taken: list[Write] = []
-        while self._writes and (not taken or self._writes[0].num_bytes <= max_bytes):
+        while self._writes and (not taken or len(self._writes[0].value) <= max_bytes):
             write = self._writes.popleft()
             self._keys.discard(write.key)
-            self.num_bytes -= write.num_bytes
-            max_bytes -= write.num_bytes
+            self.num_bytes -= len(write.value)
+            max_bytes -= len(write.value)
             taken.append(write)
         return taken
 
@@ -56,6 +51,6 @@ class WriteQueue:
         return len(self.take(self.num_bytes))
 
     def check_integrity(self) -> None:
-        assert self.num_bytes == sum(write.num_bytes for write in self._writes)
+        assert self.num_bytes == sum(len(write.value) for write in self._writes)
         assert self._keys == {write.key for write in self._writes}
         assert len(self._keys) == len(self._writes)

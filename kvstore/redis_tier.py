@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import (
-    AsyncIterator,
+    AsyncGenerator,
     Callable,
     Collection,
     Iterable,
@@ -28,14 +28,12 @@ from kvstore.redis_guard import GuardedRedis
 from kvstore.redis_link import Link, RedisUnavailable
 from kvstore.redis_multiplexed import MultiplexedLink
 from kvstore.redis_pool import PoolLink
-from kvstore.redis_queue import Write
 from kvstore.redis_rates import MovingRatio
 from kvstore.redis_record import (
     HEADER_BYTES_READ,
     KEY_PREFIX,
     decode,
     decode_header,
-    encode_header,
     redis_key,
     storage_key_in,
 )
@@ -129,7 +127,7 @@ class RedisTier:
 
     async def get_many(
         self, chain: Sequence[bytes], indices: Sequence[int], wanted: Wanted
-    ) -> AsyncIterator[Found]:
+    ) -> AsyncGenerator[Found, None]:
         todo = _batches(indices, lambda: self._bytes_at_once() // wanted.num_bytes)
         reader = _Reader()
         ahead: deque[asyncio.Task[list[Found]]] = deque()
@@ -162,9 +160,7 @@ class RedisTier:
         return next((n for n, reply in enumerate(replies) if not reply), len(replies))
 
     def put_nowait(self, chain: Sequence[bytes], record: Record, payload: Buffer) -> bool:
-        key = redis_key(chain, record.block.index)
-        data = memoryview(payload)  # type: ignore[arg-type]
-        return self._writer.offer(Write(key, encode_header(record), data))
+        return self._writer.offer(redis_key(chain, record.block.index), record, payload)
 
     async def flush(self) -> None:
         await self._writer.flush()

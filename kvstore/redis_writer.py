@@ -6,10 +6,13 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from kvstore.redis_breaker import CircuitBreaker
+from kvstore.redis_breaker import Circuit, CircuitBreaker
 from kvstore.redis_guard import GuardedRedis
 from kvstore.redis_link import Command, RedisUnavailable
 from kvstore.redis_queue import Write, WriteQueue
+from kvstore.redis_record import encode, encode_header
+from kvstore.tier2 import Record
+from services.core.kvblocks import Buffer
 from services.runtime.logs import event
 from services.runtime.tasks import end_tasks
 
@@ -67,13 +70,15 @@ class WriteBehind:
             await end_tasks([task])
             self.drop_waiting()
 
-    def offer(self, write: Write) -> bool:
+    def offer(self, key: bytes, record: Record, payload: Buffer) -> bool:
         """False: dropped and counted."""
-        if write.key in self._queue:
+        if key in self._queue:
             return True
-        if not self._accepts() or not self._queue.push(write):
+        header = encode_header(record)
+        if not self._queue.has_room(len(header) + len(payload)) or not self._accepts():
             self.num_dropped += 1
             return False
+        self._queue.push(Write(key, encode(header, payload)))
         self._idle.clear()
         self._work.set()
         return True
@@ -83,6 +88,7 @@ class WriteBehind:
 
     def drop_waiting(self) -> None:
         self.num_dropped += self._queue.clear()
+        self._note_failed_trial()  # it may have been among them
         self._rest_if_done()
 
     def check_integrity(self) -> None:
@@ -119,13 +125,12 @@ class WriteBehind:
             refusals = [reply for reply in replies if isinstance(reply, Exception)]
             num_written = len(batch) - len(refusals)
             self.num_bytes_written += sum(
-                write.num_bytes
+                len(write.value)
                 for write, reply in zip(batch, replies, strict=True)
                 if not isinstance(reply, Exception)
             )
         except RedisUnavailable:
-            if not self._acceptance.is_closed:
-                self._acceptance.failed(self._clock())
+            self._note_failed_trial()
         finally:
             self.num_dropped += len(batch) - num_written
         if refusals:
@@ -133,8 +138,12 @@ class WriteBehind:
         elif num_written:
             self._acceptance.trial_succeeded()
 
+    def _note_failed_trial(self) -> None:
+        if self._acceptance.state is Circuit.HALF_OPEN:
+            self._acceptance.failed(self._clock())
+
     def _command(self, write: Write) -> Command:
-        return (b"SET", write.key, (write.header, write.payload), *self._expiry)
+        return (b"SET", write.key, write.value, *self._expiry)
 
     def _refused(self, reason: str) -> None:
         if self._acceptance.is_closed:

