@@ -32,6 +32,7 @@ from worker.messages import (
     FirstTokenTimes,
     FreeOutbox,
     LoadingEnded,
+    MoreCredit,
     Progress,
     Ready,
     Settings,
@@ -95,7 +96,7 @@ class EngineCore:
                     self._release(command.request_id)
                 case Stage():
                     self._stage(command)
-                case Compute() | LoadingEnded() | FirstToken():
+                case Compute() | LoadingEnded() | FirstToken() | MoreCredit():
                     sequence = self._scheduler.find(command.request_id)
                     if sequence is not None:
                         sequence.advise(command)
@@ -257,14 +258,14 @@ class EngineCore:
         return sequence.export_next < self._num_blocks(sequence.num_input)
 
     def _export(self, sequence: Sequence) -> None:
-        """Into the outbox, as far as it has room; what is computed, a run at a time."""
+        """Into the outbox, as far as there is room here and there; a run at a time."""
         block_tokens = self._info.block_tokens
         first, end = sequence.export_next, sequence.num_computed // block_tokens
         if sequence.finished:
             end = self._num_blocks(sequence.num_input)
         elif not self._export_run or end - first < self._export_run:
             return
-        count = min(end - first, len(self._free_outbox))
+        count = min(end - first, len(self._free_outbox), sequence.export_credit)
         if count <= 0:
             return
         slots = [self._free_outbox.pop() for _ in range(count)]
@@ -282,6 +283,7 @@ class EngineCore:
             for offset, (slot, size) in enumerate(zip(slots, sizes, strict=True))
         ]
         sequence.export_next += count
+        sequence.export_credit -= count
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._info.block_tokens)

@@ -160,10 +160,11 @@ class EngineFront:
         *,
         source: Source = Source.COMPUTE,
         export_from: int | None = None,
+        export_credit: int = 0,
     ) -> Iterator[TokenStream]:
         """Run one request. Leaving the context ends it, whatever state it is in.
 
-        `source` and `export_from`: as in `Submit`.
+        `source` and what follows: as in `Submit`.
         """
         link = self._link
         if link is None:
@@ -190,6 +191,7 @@ class EngineFront:
                 answer_ids=prompt.answer_ids,
                 source=source,
                 export_from=export_from,
+                export_credit=export_credit,
             )
         )
         try:

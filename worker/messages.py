@@ -45,6 +45,8 @@ class Submit(NamedTuple):
     # For another worker: end after the first token, and export the KV from this block
     # on to the outbox. None: an answer of our own.
     export_from: int | None = None
+    # Blocks that may be exported before MoreCredit: the other worker has room for them.
+    export_credit: int = 0
 
 
 class Cancel(NamedTuple):
@@ -87,6 +89,13 @@ class FirstToken(NamedTuple):
     token_id: int
 
 
+class MoreCredit(NamedTuple):
+    """The other worker has room for as many more blocks."""
+
+    request_id: int
+    num_blocks: int
+
+
 class FreeOutbox(NamedTuple):
     """These slots have been read."""
 
@@ -101,7 +110,15 @@ class Settings(NamedTuple):
 
 
 Command: TypeAlias = (
-    Submit | Cancel | Stage | Compute | LoadingEnded | FirstToken | FreeOutbox | Settings
+    Submit
+    | Cancel
+    | Stage
+    | Compute
+    | LoadingEnded
+    | FirstToken
+    | MoreCredit
+    | FreeOutbox
+    | Settings
 )
 
 # --- core to front

@@ -120,6 +120,18 @@ class WorkerNode:
     def num_streams(self) -> int:
         return self._front.num_streams
 
+    @property
+    def fingerprint(self) -> str:
+        return self._front.info.fingerprint.hex()
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is here, and no block is on its way in."""
+        inbox = self._front.inbox
+        return not (self._front.num_streams or self._front.num_held) and (
+            inbox.num_free == inbox.num_slots
+        )
+
     async def close(self) -> None:
         # 1. Take nothing new; the routers hear it from control.
         self._report_draining()
@@ -157,6 +169,7 @@ class WorkerNode:
             worker_id=self.id,
             tracing=tracing,
             sources=sources,
+            settings=lambda: self._control.snapshot.config.worker,
             delays=lambda: self._control.snapshot.config.debug.delay_ms,
             on_drain=self._report_draining,
         )

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 
 from firsttoken.common.v1 import common_pb2
 from firsttoken.worker.v1 import worker_pb2
-from services.core.errors import InvalidArgument
+from services.core.errors import InvalidArgument, Unavailable
 from services.core.kvblocks import checksum
 from services.core.ledger import Ledger
 from services.runtime.interceptor import Context
@@ -34,8 +34,13 @@ _FINISH_REASONS = {
 
 
 async def serve_prefill(
-    front: EngineFront, requests: AsyncIterator[worker_pb2.PrefillRequest], context: Context
+    front: EngineFront,
+    requests: AsyncIterator[worker_pb2.PrefillRequest],
+    context: Context,
+    *,
+    timeout_s: float,
 ) -> None:
+    """`timeout_s`: a decode worker that takes nothing for so long is given up."""
     ledger = Ledger(time.monotonic())
     start = await _read_start(requests, front)
     prompt = check_request(start.request, front.info)
@@ -44,15 +49,21 @@ async def serve_prefill(
         raise InvalidArgument.of(
             "start.first_block", f"must be below {num_blocks}; got {start.first_block}"
         )
-    with front.submit(prompt, export_from=start.first_block) as stream:
+    with front.submit(
+        prompt, export_from=start.first_block, export_credit=start.credit_blocks
+    ) as stream:
         sender = _Sender(front, stream, start, num_blocks - start.first_block, context)
         reading = asyncio.ensure_future(sender.read_taken(requests))
-        sending = asyncio.ensure_future(sender.send_blocks())
+        sending = asyncio.ensure_future(sender.send_blocks(timeout_s))
         try:
             token = await _first_token(stream, ledger)
             await sender.send_first_token(token, ledger)
             if not token.finish:
                 await sending
+        except TimeoutError:
+            raise Unavailable(
+                f"the decode worker has taken no block for {timeout_s:g} s", reason="NOT_TAKEN"
+            ) from None
         finally:
             await end_tasks([reading, sending])
             sender.close()
@@ -101,7 +112,7 @@ class _Sender:
         self._num_blocks = num_blocks
         self._context = context
         self._by_reference = start.transport == worker_pb2.KV_TRANSPORT_SHARED_MEMORY
-        self._credit = asyncio.Semaphore(start.credit_blocks)
+        self._num_untaken = 0
         self._num_uncredited = max(num_blocks - start.credit_blocks, 0)
         self._writing = asyncio.Lock()
         # Outbox slots in use by this call: exported, and sent by reference.
@@ -112,11 +123,13 @@ class _Sender:
     async def read_taken(self, requests: AsyncIterator[worker_pb2.PrefillRequest]) -> None:
         async for request in requests:
             # Never more than there are: the numbers are another process's.
-            for _ in range(min(request.taken.credit_blocks, self._num_uncredited)):
-                self._num_uncredited -= 1
-                self._credit.release()
-            count = min(request.taken.num_blocks, len(self._sent))
-            self._stream.free_outbox([self._sent.popleft() for _ in range(count)])
+            credit = min(request.taken.credit_blocks, self._num_uncredited)
+            self._num_uncredited -= credit
+            self._stream.more_credit(credit)
+            count = min(request.taken.num_blocks, self._num_untaken)
+            self._num_untaken -= count
+            if self._by_reference:
+                self._stream.free_outbox([self._sent.popleft() for _ in range(count)])
             self._taken.set()
 
     async def send_first_token(self, token: Token, ledger: Ledger) -> None:
@@ -135,16 +148,21 @@ class _Sender:
             message.logprobs.CopyFrom(logprobs_to_proto(token.token_id, token.logprobs))
         await self._write(worker_pb2.PrefillResponse(first_token=message))
 
-    async def send_blocks(self) -> None:
-        """All of them; returns when the decode worker has taken what it was referred to."""
+    async def send_blocks(self, timeout_s: float) -> None:
+        """All of them; returns when the decode worker has taken them.
+
+        It still writes until then: grpc.aio calls it an internal error of the other
+        side when a call ends under a write.
+        """
         for _ in range(self._num_blocks):
             while not self._exported:
                 self._exported.extend(await self._stream.next_exported())
-            await self._credit.acquire()
-            await self._send_block(self._exported[0])
-        while self._sent:
+            async with asyncio.timeout(timeout_s):
+                await self._send_block(self._exported[0])
+        while self._num_untaken:
             self._taken.clear()
-            await self._taken.wait()
+            async with asyncio.timeout(timeout_s):
+                await self._taken.wait()
 
     async def _send_block(self, block: ExportedBlock) -> None:
         num_bytes = block.num_tokens * self._front.info.token_bytes
@@ -152,16 +170,15 @@ class _Sender:
         message = worker_pb2.KvBlock(
             index=block.block_index, num_tokens=block.num_tokens, checksum=checksum(data)
         )
+        self._exported.popleft()
+        self._num_untaken += 1
         if self._by_reference:
             message.outbox_slot = block.outbox_slot
             self._sent.append(block.outbox_slot)
-            self._exported.popleft()
-            await self._write(worker_pb2.PrefillResponse(block=message))
         else:
             message.data = data.tobytes()
-            self._exported.popleft()
             self._stream.free_outbox([block.outbox_slot])
-            await self._write(worker_pb2.PrefillResponse(block=message))
+        await self._write(worker_pb2.PrefillResponse(block=message))
 
     async def _write(self, response: worker_pb2.PrefillResponse) -> None:
         async with self._writing:

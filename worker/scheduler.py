@@ -18,7 +18,15 @@ import numpy as np
 
 from services.core.tokens import TokenArray
 from worker.engines.contract import EngineInfo, Work
-from worker.messages import Compute, FirstToken, LoadingEnded, Source, StagedBlock, Submit
+from worker.messages import (
+    Compute,
+    FirstToken,
+    LoadingEnded,
+    MoreCredit,
+    Source,
+    StagedBlock,
+    Submit,
+)
 from worker.pool import BlockPool
 
 # A waiting batch request goes before interactive ones that came this much later.
@@ -48,8 +56,10 @@ class Sequence:
     # Join what is staged, however little: its slots are needed.
     flush: bool = False
     finished: bool = False
-    # The next block to export for another worker.
+    # The next block to export for another worker, and how many it has room for. What
+    # lies in the outbox can always leave it: else two workers could wait for each other.
     export_next: int = 0
+    export_credit: int = 0
     started_s: float = 0.0
     # Spent on bringing KV into the engine, or waiting for it with nothing else to do.
     kv_load_s: float = 0.0
@@ -62,6 +72,7 @@ class Sequence:
             held=submit.source is Source.HOLD,
             loading=submit.source is not Source.COMPUTE,
             export_next=submit.export_from or 0,
+            export_credit=submit.export_credit,
         )
 
     @property
@@ -101,8 +112,10 @@ class Sequence:
     def for_another(self) -> bool:
         return self.submit.export_from is not None
 
-    def advise(self, command: Compute | LoadingEnded | FirstToken) -> None:
+    def advise(self, command: Compute | LoadingEnded | FirstToken | MoreCredit) -> None:
         match command:
+            case MoreCredit():
+                self.export_credit += command.num_blocks
             case Compute():
                 self.held = False
             case LoadingEnded():

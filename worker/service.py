@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 from firsttoken.common.v1 import common_pb2
 from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
-from services.core.config import DelaySettings
+from services.core.config import DelaySettings, WorkerSettings
 from services.core.errors import Unavailable
 from services.core.keys import join_keys
 from services.core.ledger import Ledger
@@ -38,6 +38,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         worker_id: str,
         tracing: Tracing,
         sources: KvSources,
+        settings: Callable[[], WorkerSettings],
         delays: Callable[[], DelaySettings],
         on_drain: Callable[[], None],
     ) -> None:
@@ -46,6 +47,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._vocabulary = vocabulary
         self._worker_id = worker_id
         self._tracing = tracing
+        self._settings = settings
         self._delays = delays
         self._on_drain = on_drain
         self._draining = False
@@ -77,7 +79,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, requests: AsyncIterator[worker_pb2.PrefillRequest], context: Context
     ) -> None:
         self._refuse_when_draining()
-        await serve_prefill(self._front, requests, context)
+        timeout_s = self._settings().handoff_timeout_ms / 1e3
+        await serve_prefill(self._front, requests, context, timeout_s=timeout_s)
 
     async def Watch(
         self, request: worker_pb2.WatchRequest, context: Context

@@ -15,6 +15,7 @@ from worker.messages import (
     FirstToken,
     FreeOutbox,
     LoadingEnded,
+    MoreCredit,
     Stage,
     StagedBlock,
     Token,
@@ -104,6 +105,10 @@ class TokenStream:
         """Another worker has sampled it: it is passed on at once."""
         self._send(FirstToken(self.request_id, token.token_id))
         self.push(token, time.monotonic())
+
+    def more_credit(self, num_blocks: int) -> None:
+        """As many more blocks may be exported."""
+        self._send(MoreCredit(self.request_id, num_blocks))
 
     def free_outbox(self, slots: Sequence[int]) -> None:
         self._send(FreeOutbox(tuple(slots)))
