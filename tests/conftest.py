@@ -12,7 +12,7 @@ from router.node import RouterNode
 from services.control.node import ControlNode
 from services.core.config import MeshConfig
 from services.tokenizer.node import TokenizerNode
-from worker.node import WorkerNode
+from worker.node import Role, WorkerNode
 
 # A shared machine is slow at random: deadlines per example would fail at random too.
 settings.register_profile("firsttoken", deadline=None, max_examples=60)
@@ -24,6 +24,7 @@ class Mesh(NamedTuple):
 
     control: ControlNode
     tokenizer: TokenizerNode
+    # Those that answer, then those that only prefill.
     workers: tuple[WorkerNode, ...]
     router: RouterNode
     client: MeshClient
@@ -33,15 +34,19 @@ MeshFactory: TypeAlias = Callable[..., AbstractAsyncContextManager[Mesh]]
 
 
 @asynccontextmanager
-async def run_mesh(config: MeshConfig, *, num_workers: int = 1) -> AsyncIterator[Mesh]:
+async def run_mesh(
+    config: MeshConfig, *, num_workers: int = 1, num_prefill_workers: int = 0
+) -> AsyncIterator[Mesh]:
     async with AsyncExitStack() as stack:
         control = await stack.enter_async_context(ControlNode(config=config))
         tokenizer = await stack.enter_async_context(TokenizerNode(control=control.address))
+        roles = [Role.DECODE if num_prefill_workers else Role.BOTH] * num_workers
+        roles += [Role.PREFILL] * num_prefill_workers
         workers = [
             await stack.enter_async_context(
-                WorkerNode(control=control.address, cores_shared_by=num_workers)
+                WorkerNode(control=control.address, cores_shared_by=len(roles), role=role)
             )
-            for _ in range(num_workers)
+            for role in roles
         ]
         router = await stack.enter_async_context(RouterNode(control=control.address))
         client = await stack.enter_async_context(MeshClient(router.address))
