@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
 from kvstore.redis_address import RedisAddress
 from kvstore.redis_link import SCAN_COUNT, Command, RedisUnavailable
 
 T = TypeVar("T")
+FAILURES = (RedisError, RedisClusterException, OSError)
 
 
 class ClusterLink:
@@ -32,6 +33,9 @@ class ClusterLink:
         timeout_s: float,
     ) -> None:
         self._timeout_s = timeout_s
+        # A call takes one connection of a node at most. redis-py has no pool of a cluster
+        # that waits: one connection too many is an error.
+        self._connections = asyncio.Semaphore(max_connections)
         arguments = address.redis_py_arguments()
         del arguments["db"]
         self._redis: RedisCluster = RedisCluster(
@@ -50,7 +54,7 @@ class ClusterLink:
         async def execute() -> list[Any]:
             pipeline = self._redis.pipeline()
             for command in commands:
-                pipeline.execute_command(*command)
+                pipeline.execute_command(*_as_redis_py_has_it(command))
             return await pipeline.execute(raise_on_error=False)
 
         return await self._within_timeout(execute)
@@ -58,7 +62,7 @@ class ClusterLink:
     async def check(self, command: Command) -> None:
         async def execute() -> Any:
             await self._redis.ping(target_nodes=RedisCluster.PRIMARIES)
-            return await self._redis.execute_command(*command)
+            return await self._redis.execute_command(*_as_redis_py_has_it(command))
 
         await self._within_timeout(execute)
 
@@ -78,7 +82,7 @@ class ClusterLink:
                 if len(keys) == SCAN_COUNT:
                     yield keys
                     keys = []
-        except (RedisError, OSError) as error:
+        except FAILURES as error:
             raise RedisUnavailable(_text_of(error)) from None
         yield keys
 
@@ -87,12 +91,17 @@ class ClusterLink:
 
     async def _within_timeout(self, execute: Callable[[], Awaitable[T]]) -> T:
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s), self._connections:
                 return await execute()
         except TimeoutError:
             raise RedisUnavailable(f"no answer in {self._timeout_s:g} s") from None
-        except (RedisError, OSError) as error:
+        except FAILURES as error:
             raise RedisUnavailable(_text_of(error)) from None
+
+
+def _as_redis_py_has_it(command: Command) -> tuple[Any, ...]:
+    """It looks commands up by name, which must be a str."""
+    return (bytes(command[0]).decode(), *command[1:])
 
 
 def _is_by_node(answer: dict[str, Any]) -> bool:

@@ -74,7 +74,7 @@ def assert_whole(found: Sequence[Found], chain: Chain) -> None:
 
 
 @contextlib.contextmanager
-def valkey(port: int | None = None, **config: Any) -> Iterator[ValkeyServer]:
+def valkey(port: int | None = None, config: dict[str, Any] | None = None) -> Iterator[ValkeyServer]:
     server = ValkeyServer(port=port, config=config)
     server.start()
     try:

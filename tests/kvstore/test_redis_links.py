@@ -172,7 +172,7 @@ async def test_a_database_of_its_own(kind: str, server: ValkeyServer) -> None:
 
 async def test_a_unix_socket(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "valkey.sock"
-    with valkey(unixsocket=str(path)):
+    with valkey(config={"unixsocket": path}):
         async with link_to(kind, RedisAddress(path=str(path))) as link:
             assert await get(link, b"a") is None
 
