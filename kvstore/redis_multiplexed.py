@@ -171,8 +171,9 @@ class _Connection(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
-    def get_buffer(self, sizehint: int) -> bytearray:
-        return self._buffer
+    def get_buffer(self, sizehint: int) -> memoryview:
+        # asyncio's TLS reads into slices of it: those of a bytearray would be copies.
+        return memoryview(self._buffer)
 
     def buffer_updated(self, nbytes: int) -> None:
         self._progress_s = self._loop.time()

@@ -59,7 +59,12 @@ async def tls_before(port: int, certificate: Certificate) -> AsyncIterator[int]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         behind = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(pipe(reader, behind[1]), pipe(behind[0], writer))
+        await asyncio.wait(
+            [
+                asyncio.ensure_future(pipe(reader, behind[1])),
+                asyncio.ensure_future(pipe(behind[0], writer)),
+            ]
+        )
 
     proxy = await asyncio.start_server(serve, "localhost", 0, ssl=context)
     async with proxy:
