@@ -52,7 +52,7 @@ class ReadEstimate:
     """
 
     KEEP = 0.85  # of the weight of all earlier reads, at each new one
-    PRIOR_WEIGHT = 0.01
+    PRIOR_WEIGHT = 0.002
     PRIOR_LATENCY_S = 0.001
     # One slow read on a busy machine is not yet another tier.
     MOST_GROWTH = 4.0
@@ -84,6 +84,12 @@ class ReadEstimate:
         self._nt = self.KEEP * self._nt + weight * num_blocks * read_s
         self.num_reads += 1
         self.observed_s = now_s
+
+    def observe_wait(self, waited_s: float, now_s: float) -> None:
+        """Nothing has come in this time: a lesson only if something should have."""
+        cost = self.cost
+        if cost is None or waited_s > cost.of(1):
+            self.observe(1, waited_s, now_s)
 
     def _fit(self) -> ReadCost:
         """Weighted least squares; neither part is negative."""
@@ -137,24 +143,28 @@ class Plan(NamedTuple):
     expected: Expected
     # For people.
     reason: str
+    # Of the times expected, what passes before the engine can begin.
+    wait_s: float = 0.0
     # Only to learn how fast the tier is.
     probe: bool = False
 
     @property
     def best_other_s(self) -> float:
-        """The best estimate of a way not taken."""
+        """The best estimate of a way not taken, from when the engine can begin."""
         expected = self.expected
         ways = {
             Decision.COMPUTE: expected.compute_s,
             Decision.LOAD: expected.load_s,
             Decision.BOTH: expected.both_s,
         }
-        return min(time_s for way, time_s in ways.items() if way is not self.decision)
+        best_s = min(time_s for way, time_s in ways.items() if way is not self.decision)
+        return best_s - self.wait_s
 
 
 def expect(missing: Missing, read: ReadCost, engine: EngineCost) -> Expected:
     if not engine.compute_block_s:
-        return Expected(math.inf, _load_s(missing, read, engine), math.inf)
+        load_s = _load_s(missing, read, engine)
+        return Expected(math.inf, *((math.inf, load_s) if engine.computing else (load_s, math.inf)))
     compute_s = engine.wait_s + missing.num_blocks * engine.compute_block_s
     both_s, num_met = _both(missing, read, engine)
     load_s = math.inf if engine.computing else _load_s(missing, read, engine)
@@ -164,15 +174,16 @@ def expect(missing: Missing, read: ReadCost, engine: EngineCost) -> Expected:
 def decide(missing: Missing, read: ReadCost, engine: EngineCost) -> Plan:
     """The way that is expected to take least; computing, when others take as long."""
     expected = expect(missing, read, engine)
-    tier, count = missing.tier.value, missing.num_blocks
+    decision, num_blocks = Decision.COMPUTE, 0
     times = f"{_ms(expected.load_s)} to load, {_ms(expected.compute_s)} to compute"
-    if min(expected.load_s, expected.both_s) >= expected.compute_s:
-        return Plan(Decision.COMPUTE, 0, expected, f"{count} blocks in {tier}: {times}")
-    if expected.load_s <= expected.both_s:
-        why = times if engine.compute_block_s else "prefill rate not measured yet"
-        return Plan(Decision.LOAD, count, expected, f"{count} blocks in {tier}: {why}")
-    reason = f"{count} blocks in {tier}: {times}, {_ms(expected.both_s)} for both at once"
-    return Plan(Decision.BOTH, min(count, missing.room), expected, reason)
+    if min(expected.load_s, expected.both_s) < expected.compute_s:
+        if expected.load_s <= expected.both_s:
+            decision, num_blocks = Decision.LOAD, missing.num_blocks
+        else:
+            decision, num_blocks = Decision.BOTH, min(missing.num_blocks, missing.room)
+            times += f", {_ms(expected.both_s)} for both at once"
+    reason = f"{missing.num_blocks} blocks in {missing.tier.value}: {times}"
+    return Plan(decision, num_blocks, expected, reason, engine.wait_s)
 
 
 def _load_s(missing: Missing, read: ReadCost, engine: EngineCost) -> float:
@@ -211,7 +222,7 @@ def _both(missing: Missing, read: ReadCost, engine: EngineCost) -> tuple[float, 
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if math.isfinite(seconds) else "unknown"
+    return f"{seconds * 1e3:.3g} ms" if math.isfinite(seconds) else "an unknown time"
 
 
 @dataclass(slots=True)
@@ -248,6 +259,8 @@ class LoadPlanner:
         self._probe_blocks = probe_blocks
         self._reads = {tier: ReadEstimate() for tier in Tier}
         self._import_block_s = 0.0
+        # Lately, of requests that found no free slot.
+        self.queue_wait_s = 0.0
 
     @property
     def import_block_s(self) -> float:
@@ -257,29 +270,58 @@ class LoadPlanner:
         return self._reads[tier]
 
     def observe_import(self, num_blocks: int, import_s: float) -> None:
+        """Time in which the engine was busy with others is part of it now and then."""
         block_s = import_s / num_blocks
         known_s = self._import_block_s
-        self._import_block_s = (known_s + block_s) / 2 if known_s else block_s
+        weight = (0.1 if block_s > known_s else 0.5) if known_s else 1.0
+        self._import_block_s += weight * (block_s - known_s)
+
+    def observe_queue(self, waited_s: float) -> None:
+        self.queue_wait_s += 0.3 * (waited_s - self.queue_wait_s)
+
+    def plan_always(self, missing: Missing, engine: EngineCost) -> Plan:
+        """Load, whatever it takes."""
+        read = self._reads[missing.tier].cost or ReadCost(math.inf, 0.0)
+        expected = expect(missing, read, self._with_imports(engine))
+        plan = Plan(
+            Decision.LOAD,
+            missing.num_blocks,
+            expected,
+            f"{missing.num_blocks} blocks in {missing.tier.value}: worker.kv_load is always",
+            engine.wait_s,
+        )
+        self.tally.count(plan)
+        return plan
 
     def plan(self, missing: Missing, engine: EngineCost, now_s: float) -> Plan:
         """Never entrusts a whole chain to a tier that nothing is known of."""
         read = self._reads[missing.tier]
-        engine = engine._replace(import_block_s=self._import_block_s)
+        engine = self._with_imports(engine)
         if read.cost is None:
             plan = self._first_probe(missing, engine)
         else:
             plan = decide(missing, read.cost, engine)
-            if plan.decision is Decision.COMPUTE and now_s - read.observed_s > STALE_AFTER_S:
-                # Beside the computing, from the tail: it costs the request nothing.
-                count = min(self._probe_blocks, missing.num_blocks, missing.room)
-                plan = plan._replace(num_blocks=count, probe=True)
+            if plan.decision is Decision.COMPUTE:
+                plan = self._look_again(plan, missing, now_s - read.observed_s)
         self.tally.count(plan)
         return plan
 
     def _first_probe(self, missing: Missing, engine: EngineCost) -> Plan:
-        block_s = engine.compute_block_s
-        compute_s = engine.wait_s + missing.num_blocks * block_s if block_s else math.inf
         count = min(self._probe_blocks, missing.num_blocks, missing.room)
+        block_s = engine.compute_block_s or math.inf
+        expected = Expected(engine.wait_s + count * block_s, math.inf, math.inf)
         decision = Decision.BOTH if engine.computing else Decision.LOAD
         reason = f"{count} blocks read to learn how fast {missing.tier.value} is"
-        return Plan(decision, count, Expected(compute_s, math.inf, math.inf), reason, probe=True)
+        return Plan(decision, count, expected, reason, engine.wait_s, probe=True)
+
+    def _look_again(self, plan: Plan, missing: Missing, age_s: float) -> Plan:
+        """What keeps requests from loading is not believed for ever."""
+        self._import_block_s *= 0.98
+        if age_s <= STALE_AFTER_S:
+            return plan
+        # Beside the computing, from the tail: it costs the request nothing.
+        count = min(self._probe_blocks, missing.num_blocks, missing.room)
+        return plan._replace(num_blocks=count, probe=True)
+
+    def _with_imports(self, engine: EngineCost) -> EngineCost:
+        return engine._replace(import_block_s=self._import_block_s)

