@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from services.core.kvblocks import Block, Buffer, Bytes
@@ -87,7 +87,7 @@ class Tier2(Protocol):
 
     def get_many(
         self, chain: Sequence[bytes], indices: Sequence[int], wanted: Wanted
-    ) -> AsyncIterator[Found]:
+    ) -> AsyncGenerator[Found, None]:
         """One answer for each index, in this order, as soon as it has come.
 
         What is given has been verified: key, fingerprint, index, size, checksum. Closing

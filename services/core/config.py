@@ -22,6 +22,7 @@ from services.core.errors import InvalidArgument, Violation
 
 ROUTING_STRATEGIES = ("round_robin", "random", "least_outstanding", "prefix_aware")
 ENGINES = ("llamacpp", "simulated")
+EVICTION_POLICIES = ("s3fifo", "slru", "lru")
 KV_LOAD_MODES = ("auto", "always", "never")
 AT_START = "is read at start: change it in the configuration file and restart"
 
@@ -260,6 +261,25 @@ class WorkerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvStoreSettings:
+    capacity_mb: int = setting(
+        512,
+        "L1: node memory for KV blocks, in MiB. It is taken as blocks come.",
+        low=1,
+        high=1 << 24,
+        at_start=True,
+    )
+    eviction_policy: str = setting(
+        "s3fifo",
+        "Which block goes when L1 is full. lru is the baseline; the others withstand scans.",
+        choices=EVICTION_POLICIES,
+        at_start=True,
+    )
+    max_tenant_share: float = setting(
+        1.0,
+        "The share of L1 that one tenant may fill; beyond it, its blocks push out its own.",
+        low=0.001,
+        high=1,
+    )
     redis_url: str = setting(
         "",
         "L2: a Redis or Valkey that keeps KV blocks when workers and kvstore stop, as"

@@ -1,0 +1,143 @@
+"""L1: the arena, what lies where in it, and who is told.
+
+Everything here is done between two awaits: no state is ever half changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import uuid
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+
+from kvstore.arena import Arena
+from kvstore.counters import Counters
+from kvstore.eviction import POLICIES
+from kvstore.index import BlockIndex
+from kvstore.tier2 import Record, Wanted
+from services.core.kvblocks import Block, Place, difference
+from services.runtime.changes import KeyFeed
+
+
+class MemoryTier:
+    """`policy`: a name in POLICIES."""
+
+    def __init__(self, *, capacity_bytes: int, policy: str, max_tenant_share: float) -> None:
+        self.arena = Arena(capacity_bytes)
+        self.counters = Counters()
+        self.incarnation = uuid.uuid4().hex
+        self._policy = POLICIES[policy]
+        self._max_tenant_share = max_tenant_share
+        self._lay_out_index()
+        self.feed = KeyFeed(self.index.prefix_keys, self.incarnation)
+
+    def set_tenant_share(self, share: float) -> None:
+        self._max_tenant_share = self.index.max_tenant_share = share
+
+    def takes(self, num_bytes: int) -> bool:
+        """Whether blocks of this size fit: the first decides the size of all."""
+        if not self.arena.has_room_for(num_bytes):
+            return False
+        if not self.arena.is_laid_out:
+            self.arena.lay_out(num_bytes)
+            self._lay_out_index()
+            self.feed.keys = self.index.prefix_keys
+        return self.arena.takes(num_bytes)
+
+    def reserve(
+        self, block: Block, parent: bytes, tenant: str, spare: Collection[bytes] = ()
+    ) -> Place | None:
+        """A place for a block that is to come; None, and counted, when there is none."""
+        if not self.takes(block.num_bytes):
+            self.counters.rejected["slot_size"] += 1
+            return None
+        slot = self.index.reserve(block.storage_key, parent, tenant, time.monotonic(), spare)
+        if slot is None:
+            self.counters.rejected["no_room"] += 1
+            return None
+        return self.arena.begin(slot)
+
+    def publish(self, records: Sequence[Record]) -> None:
+        """Reserved blocks whose bytes have been verified."""
+        for block, _, checksum in records:
+            self.arena.publish(self.index.slot_of(block.storage_key), block, checksum)
+            self.counters.bytes_written += block.num_bytes
+        self.index.commit(records)
+
+    def release(self, key: bytes) -> None:
+        """Give a reserved place back. Its slot is used again after all others."""
+        self.index.release(key)
+
+    def find(self, key: bytes, chain_index: int, wanted: Wanted) -> Record | None:
+        """A block that is here and is what it should be, its bytes aside.
+
+        One that is not is dropped and counted.
+        """
+        entry = self.index.find(key)
+        if entry is None or entry.record is None:
+            return None
+        block, _, checksum = entry.record
+        expected = dataclasses.replace(
+            block,
+            storage_key=key,
+            fingerprint=wanted.fingerprint,
+            index=chain_index,
+            num_bytes=wanted.num_bytes,
+        )
+        problem = difference(block, expected)
+        if not problem and not self.arena.header_is_whole(entry.slot, block, checksum):
+            problem = "header"
+        if problem:
+            self.reject(key, problem)
+            return None
+        return entry.record
+
+    def lease(self, key: bytes) -> Place:
+        """Where a block lies, for a reader who copies it now."""
+        self.index.lease(key, time.monotonic())
+        return self.arena.place(self.index.slot_of(key))
+
+    def copy(self, key: bytes, record: Record) -> bytes | None:
+        """A block's bytes. None, and the block is dropped, when they do not verify."""
+        into = np.empty(record.block.num_bytes, dtype=np.uint8)
+        problem = self.arena.copy(self.index.slot_of(key), record.block, into)
+        if problem:
+            self.reject(key, problem)
+            return None
+        return into.tobytes()
+
+    def reject(self, key: bytes, reason: str) -> None:
+        """Drop a block that does not verify."""
+        self.counters.rejected[reason] += 1
+        self.drop([key])
+
+    def drop(self, keys: Iterable[bytes]) -> int:
+        """How many of them were here."""
+        found = [key for key in keys if self.index.find(key) is not None]
+        for key in found:
+            self.arena.begin(self.index.drop(key))
+        self.tell()
+        return len(found)
+
+    def tell(self) -> None:
+        """Tell whoever watches what has changed, and count what was evicted."""
+        self.counters.evicted(self.index.take_evicted())
+        changes = self.index.take_changes()
+        self.feed.publish(added=changes.stored, removed=changes.evicted)
+
+    def check_integrity(self) -> None:
+        self.index.check_integrity()
+        assert set(self.feed.keys) == set(self.index.prefix_keys)
+
+    def close(self) -> None:
+        """May be called twice."""
+        self.feed.close()
+        self.arena.close()
+
+    def _lay_out_index(self) -> None:
+        num_slots = self.arena.layout.num_slots
+        self.index = BlockIndex(
+            num_slots, self._policy(num_slots), max_tenant_share=self._max_tenant_share
+        )
