@@ -47,9 +47,6 @@ from worker.reports import Counters, PendingReport
 from worker.sampling import Row, Sampled, sample
 from worker.scheduler import Planned, Scheduler, Sequence, StepBudget
 
-# Blocks that wait in the inbox for others, at most, before they are joined.
-JOIN_BLOCKS = 8
-
 
 class EngineCore:
     """Receive, schedule, run, publish."""
@@ -144,9 +141,8 @@ class EngineCore:
             run = sequence.ready_run(self._info.block_tokens)
             end = sequence.num_computed + sum(block.num_tokens for block in run)
             complete = end == sequence.num_input or not sequence.loading
-            # An import costs as much as what the slot holds: few, unless the inbox fills.
-            enough = len(run) >= JOIN_BLOCKS or sequence.flush
-            if run and (complete or enough or not sequence.held):
+            # An import costs as much as what the slot holds: one, unless the inbox is full.
+            if run and (complete or sequence.flush or not sequence.held):
                 self._append(sequence, run)
             if sequence.held and complete and (sequence.prefilling or sequence.has_first_token):
                 sequence.held = False
@@ -233,29 +229,28 @@ class EngineCore:
             self._link.send(report)
 
     def _settle(self, planned: list[Planned]) -> bool:
-        """After the tokens are out: keep and export what was computed, free what has ended.
+        """After the tokens are out: export and keep what was computed, free what has ended.
 
         True when a slot has become free.
         """
-        for sequence, work in planned:
-            first = (
-                work.wants_logits and len(sequence.answer) == len(sequence.submit.answer_ids) + 1
-            )
-            if first or (sequence.finished and not sequence.for_another):
-                self._keep(sequence)
-        released = False
-        for sequence in self._scheduler.running():
+        running = self._scheduler.running()
+        for sequence in running:
             if sequence.for_another:
                 self._export(sequence)
-            if sequence.finished and not (sequence.for_another and self._exports(sequence)):
-                self._release(sequence.request_id)
-                released = True
+        self._publish()  # another worker waits for it; what is kept is for later
+        for sequence, work in planned:
+            first = work.wants_logits and sequence.num_answered == 1
+            if first or (sequence.finished and not sequence.for_another):
+                self._keep(sequence)
+        ended = [each for each in running if each.finished and not self._exports(each)]
+        for sequence in ended:
+            self._release(sequence.request_id)
         self._publish()
-        return released
+        return bool(ended)
 
     def _exports(self, sequence: Sequence) -> bool:
         """There is KV left that another worker waits for."""
-        return sequence.export_next < self._num_blocks(sequence.num_input)
+        return sequence.for_another and sequence.export_next < self._num_blocks(sequence.num_input)
 
     def _export(self, sequence: Sequence) -> None:
         """Into the outbox, as far as there is room here and there; a run at a time."""
