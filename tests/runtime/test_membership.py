@@ -227,9 +227,7 @@ async def test_a_first_configuration_of_another_version_stops_the_start() -> Non
     server = MeshServer("127.0.0.1:0", service_names=[])
     control_pb2_grpc.add_ControlServiceServicer_to_server(NewControl(), server.server)
     async with server:
-        with pytest.raises(
-            StartupError, match=r"generation 5 is not valid .* later: is no"
-        ):
+        with pytest.raises(StartupError, match=r"generation 5 is not valid .* later: is no"):
             await ControlClient(server.address, make_member("a")).__aenter__()
 
 
