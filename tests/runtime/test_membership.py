@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -15,13 +14,12 @@ from services.runtime.membership import ControlClient, Members
 from services.runtime.server import Context, MeshServer
 from services.runtime.startup import StartupError
 from tests.control.mesh import make_member, operating
+from tests.runtime.ports import free_port
 from tests.runtime.waiting import eventually
 
 
 def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 async def test_nobody_there_is_a_start_up_error(capfd: pytest.CaptureFixture[str]) -> None:
