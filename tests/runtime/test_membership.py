@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -15,13 +14,12 @@ from services.runtime.membership import ControlClient, Members
 from services.runtime.server import Context, MeshServer
 from services.runtime.startup import StartupError
 from tests.control.mesh import make_member, operating
+from tests.runtime.ports import free_port
 from tests.runtime.waiting import eventually
 
 
 def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 async def test_nobody_there_is_a_start_up_error(capfd: pytest.CaptureFixture[str]) -> None:
@@ -129,6 +127,10 @@ class CountingControl(control_pb2_grpc.ControlServiceServicer):
     def __init__(self) -> None:
         self.reports: list[control_pb2.Member] = []
 
+    @property
+    def last(self) -> control_pb2.Member:
+        return self.reports[-1] if self.reports else control_pb2.Member()
+
     async def Join(
         self, request_iterator: AsyncIterator[control_pb2.JoinRequest], context: Context
     ) -> AsyncIterator[control_pb2.JoinResponse]:
@@ -165,7 +167,7 @@ async def test_a_flood_of_updates_becomes_few_reports_and_the_last_one_arrives()
             client.update(pid=pid)
             if pid % 100 == 0:
                 await asyncio.sleep(0)
-        await eventually(lambda: service.reports[-1].pid == 5000)
+        await eventually(lambda: service.last.pid == 5000)
 
     assert len(service.reports) < 500
 
@@ -175,12 +177,12 @@ async def test_an_update_without_a_change_is_not_reported() -> None:
     server = MeshServer("127.0.0.1:0", service_names=[])
     control_pb2_grpc.add_ControlServiceServicer_to_server(service, server.server)
     async with server, ControlClient(server.address, make_member("a", pid=7)) as client:
-        await eventually(lambda: service.reports[-1].generation == 1)
+        await eventually(lambda: service.last.generation == 1)
         before = len(service.reports)
         client.update(pid=7)
         client.update(pid=7, detail="")
         client.update(detail="news")
-        await eventually(lambda: service.reports[-1].detail == "news")
+        await eventually(lambda: service.last.detail == "news")
 
     assert len(service.reports) == before + 1
 
@@ -204,7 +206,7 @@ async def test_a_configuration_of_another_version_is_not_taken(
     server = MeshServer("127.0.0.1:0", service_names=[])
     control_pb2_grpc.add_ControlServiceServicer_to_server(service, server.server)
     async with server, ControlClient(server.address, make_member("a")) as client:
-        await eventually(lambda: service.reports and service.reports[-1].generation == 1)
+        await eventually(lambda: service.last.generation == 1)
         await eventually(lambda: caplog.text.count("not taken") == 2)
 
         assert client.snapshot == (1, MeshConfig())
@@ -223,9 +225,7 @@ async def test_a_first_configuration_of_another_version_stops_the_start() -> Non
     server = MeshServer("127.0.0.1:0", service_names=[])
     control_pb2_grpc.add_ControlServiceServicer_to_server(NewControl(), server.server)
     async with server:
-        with pytest.raises(
-            StartupError, match=r"generation 5 is not valid .* later: is no"
-        ):
+        with pytest.raises(StartupError, match=r"generation 5 is not valid .* later: is no"):
             await ControlClient(server.address, make_member("a")).__aenter__()
 
 

@@ -20,6 +20,7 @@ from services.runtime.server import MeshServer
 from services.runtime.startup import StartupError
 from tests.control.mesh import make_member, operating
 from tests.runtime.processes import DEADLINE_S, run, running
+from tests.runtime.waiting import eventually
 
 CONTROL = "services.control"
 
@@ -89,8 +90,11 @@ async def test_it_stops_although_nobody_reads_the_streams() -> None:
     """A member that is stopped, or whose machine hangs, must not hold up the others' control."""
     async with running(CONTROL) as control, operating(control.address) as operator:
         slow = [await operator.join(make_member(f"{n}", detail="x" * 400_000)) for n in range(20)]
-        while len(await operator.members()) < 20:
-            await asyncio.sleep(0.01)
+
+        async def all_joined() -> bool:
+            return len(await operator.members()) == 20
+
+        await eventually(all_joined)
         control.send(signal.SIGTERM)
         code, _ = await control.end()
         for join in slow:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from services.runtime.channels import open_channel
 from services.runtime.server import MeshServer
 from services.runtime.startup import StartupError
+from tests.runtime.ports import free_port
 from tests.runtime.wires import dial
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -190,13 +190,6 @@ async def test_a_stop_that_hangs_in_grpc_is_left_behind(
         await stop(None)
 
     assert "did not stop" in caplog.text
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def test_a_channel_reconnects_within_seconds_of_the_peer_s_return() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core.ledger import Ledger, Segment
-from services.runtime import telemetry
+from services.runtime import spans
 from services.runtime.telemetry import Attributes, TraceContext, Tracing
 from tests.runtime.collector import attributes_of, collecting
 from tests.runtime.waiting import eventually
@@ -126,6 +126,19 @@ def test_the_caller_s_decision_stands() -> None:
     assert tracing.decide(TraceContext(TRACE_ID, SPAN_ID, False), 1.0) is False
 
 
+# First of those that export: the exporter does not say the same twice within 20 s.
+async def test_a_collector_that_answers_leaves_no_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with collecting() as collector:
+        async with Tracing(collector.endpoint, service="router", member_id="r1") as tracing:
+            context = TraceContext.new().child(sampled=True)
+            tracing.record_request("generate", context, "", make_ledger(time.monotonic()), {})
+
+        assert len(collector.spans) == 3
+    assert caplog.messages == []
+
+
 async def test_a_request_becomes_a_span_with_a_child_for_each_interval() -> None:
     context = TraceContext(TRACE_ID, SPAN_ID, True, "a=1").child()
     async with collecting() as collector:
@@ -137,13 +150,13 @@ async def test_a_request_becomes_a_span_with_a_child_for_each_interval() -> None
             tracing.record_request(
                 "generate", context, SPAN_ID, ledger, attributes, end_s=arrived_s + 1.0
             )
-        spans = collector.spans
+        found = collector.spans
         (resource,) = collector.received
 
-    request, queue, route = spans["generate"], spans["queue"], spans["route"]
+    request, queue, route = found["generate"], found["queue"], found["route"]
     start_ns = request.start_time_unix_nano
-    assert sorted(spans) == ["generate", "queue", "route"]
-    assert {span.trace_id.hex() for span in spans.values()} == {TRACE_ID}
+    assert sorted(found) == ["generate", "queue", "route"]
+    assert {span.trace_id.hex() for span in found.values()} == {TRACE_ID}
     assert (request.span_id.hex(), request.parent_span_id.hex()) == (context.span_id, SPAN_ID)
     assert request.trace_state == "a=1"
     assert {queue.parent_span_id, route.parent_span_id} == {request.span_id}
@@ -227,8 +240,8 @@ async def test_with_no_endpoint_it_does_nothing() -> None:
 async def test_a_dead_collector_is_one_line_in_the_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telemetry, "EXPORT_INTERVAL_S", 0.01)
-    monkeypatch.setattr(telemetry, "CLOSE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(spans, "EXPORT_INTERVAL_S", 0.01)
+    monkeypatch.setattr(spans, "CLOSE_TIMEOUT_S", 0.2)
     async with Tracing(DEAD, service="router", member_id="r1") as tracing:
         context = TraceContext.new().child(sampled=True)
         for _ in range(5000):  # three spans each: more than the queue takes
@@ -243,8 +256,8 @@ async def test_a_dead_collector_is_one_line_in_the_log(
 async def test_a_collector_that_does_not_answer_cannot_hold_the_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(telemetry, "EXPORT_TIMEOUT_S", 600.0)
-    monkeypatch.setattr(telemetry, "CLOSE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(spans, "EXPORT_TIMEOUT_S", 600.0)
+    monkeypatch.setattr(spans, "CLOSE_TIMEOUT_S", 0.1)
     async with collecting() as collector:
         collector.silent = True
         started_s = time.monotonic()
@@ -256,7 +269,7 @@ async def test_a_collector_that_does_not_answer_cannot_hold_the_stop(
 
 
 async def test_closing_twice_leaves_the_exporter_s_log_as_it_was() -> None:
-    names = telemetry._EXPORTER_LOGGERS
+    names = spans._EXPORTER_LOGGERS
     before = [list(logging.getLogger(name).filters) for name in names]
     async with Tracing(DEAD, service="router", member_id="r1") as tracing:
         await tracing.close()

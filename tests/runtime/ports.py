@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+import socket
+
+
+def free_port() -> int:
+    """One that was free a moment ago, for what cannot listen on port 0."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
