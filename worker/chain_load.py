@@ -140,6 +140,8 @@ class ChainLoad:
             self._fail("engine")
         except grpc.aio.AioRpcError as error:
             self._fail(error.code().name.lower())
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                self._client.suspect(self._store)
         finally:
             await end_tasks([watcher])
             self._reader.started()

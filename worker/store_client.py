@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -33,6 +33,7 @@ class Store:
         self.member_id = member.id
         self.arena = arena
         self._channel = open_channel(member.address)
+        self._channel.get_state(try_to_connect=True)
         # kvstore_pb2_grpc.KvStoreServiceAsyncStub, which exists for type checkers only.
         self.stub: Any = kvstore_pb2_grpc.KvStoreServiceStub(self._channel)
         self._num_users = 0
@@ -77,6 +78,7 @@ class StoreClient:
         self._changed = asyncio.Event()
         self._answers = True
         self._retired: set[asyncio.Task[None]] = set()
+        self._on_change: list[Callable[[], None]] = []
 
     async def __aenter__(self) -> Self:
         self._control.on_members(self._follow)
@@ -105,12 +107,16 @@ class StoreClient:
         return self._store if self._answers else None
 
     @property
-    def absence(self) -> str:
-        """Why there is no store. For people."""
-        return "the KV store does not answer" if self._store else "there is no KV store"
+    def hangs(self) -> bool:
+        """There is one, and it does not answer."""
+        return self._store is not None and not self._answers
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Called when another store is used, or none."""
+        self._on_change.append(callback)
 
     def suspect(self, store: Store) -> None:
-        """It did not answer in time."""
+        """It did not answer in time, or could not be reached."""
         if store is self._store and self._answers:
             self._answers = False
             event(logger, logging.WARNING, "kv store does not answer", store=store.member_id)
@@ -167,6 +173,8 @@ class StoreClient:
         self._retire()
         self._store = store
         self._answers = True
+        for callback in self._on_change:
+            callback()
         if store is not None:
             how = "gRPC" if store.arena is None else "shared memory"
             event(logger, logging.INFO, "using kv store", store=store.member_id, through=how)

@@ -191,7 +191,9 @@ class KvTier:
     def _absence(self) -> str:
         if self._settings.kv_load == "never":
             return "worker.kv_load is never"
-        return "" if self._client.store is not None else self._client.absence
+        if self._client.store is not None:
+            return ""
+        return "the KV store does not answer" if self._client.hangs else "there is no KV store"
 
     async def _load(self, stream: TokenStream, usable: Sequence[bytes]) -> KvLoad:
         store = self._client.store

@@ -73,6 +73,7 @@ class WriteBehind:
         # Of this store, blocks that need not be written.
         self._present: OrderedDict[bytes, None] = OrderedDict()
         self._awake = asyncio.Event()
+        client.on_change(self._awake.set)
 
     def configure(self, *, max_waiting: int) -> None:
         self._max_waiting = max_waiting
@@ -80,7 +81,7 @@ class WriteBehind:
     def offer(self, blocks: Sequence[StoredBlock]) -> None:
         for block in blocks:
             self._chains.append(block.prefix_key, block.previous_key)
-            if self._client.store is None and not self._waiting:
+            if self._client.store is None and not self._client.hangs:
                 self._drop("no store", 1)
             elif len(self._waiting) >= self._max_waiting:
                 self._drop("queue full", 1)
@@ -98,25 +99,33 @@ class WriteBehind:
 
     async def run(self) -> None:
         while True:
-            await self._awake.wait()
+            await self._something_to_write()
             store = self._client.store
-            if store is None:
-                self._abandon("no store")
-                self._awake.clear()
-                continue
-            self._present.clear()
-            try:
-                with store.use():
-                    await self._write_to(store)
-            except TimeoutError:
-                self._client.suspect(store)
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, EOFError) as error:
-                event(logger, logging.INFO, "kv store takes no blocks", reason=repr(error))
+            if store is not None:
+                await self._write_while_it_answers(store)
+            elif not self._client.hangs:
+                self._abandon()
             await asyncio.sleep(RETRY_PAUSE_S)
 
-    def _abandon(self, reason: str) -> None:
+    async def _something_to_write(self) -> None:
+        while not self._waiting:
+            self._awake.clear()
+            await self._awake.wait()
+
+    async def _write_while_it_answers(self, store: Store) -> None:
+        self._present.clear()
+        try:
+            with store.use():
+                await self._write_to(store)
+        except TimeoutError:
+            self._client.suspect(store)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, EOFError) as error:
+            event(logger, logging.INFO, "kv store takes no blocks", reason=repr(error))
+            self._client.suspect(store)
+
+    def _abandon(self) -> None:
         self.counters.num_writing -= len(self._waiting)
-        self._drop(reason, len(self._waiting))
+        self._drop("no store", len(self._waiting))
         self._waiting.clear()
 
     def _drop(self, reason: str, count: int) -> None:
@@ -128,12 +137,13 @@ class WriteBehind:
         call = store.stub.Put()
         try:
             while store is self._client.store:
-                self._awake.clear()
-                while self._waiting:
-                    batch = self._next_batch()
-                    if batch is not None and not await self._write(store, call, batch):
-                        return
-                await self._awake.wait()
+                if not self._waiting:
+                    self._awake.clear()
+                    await self._awake.wait()
+                    continue
+                batch = self._next_batch()
+                if batch is not None and not await self._write(store, call, batch):
+                    return
         finally:
             call.cancel()
 
@@ -168,10 +178,13 @@ class WriteBehind:
                 reservations = await self._reserve(store, call, batch)
                 num_settled = self._settle(reservations)
                 copied = await self._copy_all(store, batch, reservations)
+                num_overwritten = len(batch.blocks) - num_settled - len(copied)
+                self._drop("overwritten", num_overwritten)
+                num_settled += num_overwritten
                 await self._commit(call, copied)
-            num_settled += len(copied)
+                num_settled += len(copied)
             # What is reserved and not committed is free again when the call ends.
-            return num_settled == len(batch.blocks)
+            return not num_overwritten
         finally:
             self.counters.num_writing -= len(batch.blocks)
             self._drop("failed", len(batch.blocks) - num_settled)
