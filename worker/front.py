@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 import socket
+import subprocess
 import sys
 import time
 import uuid
@@ -240,7 +241,7 @@ class EngineFront:
         """From the start of a core to its death. Raises StartupError if it cannot start."""
         ours, theirs = socket.socketpair()
         with theirs:
-            process = await self._spawn(theirs)
+            process = self._spawn(theirs)
         try:
             async with FrontLink(ours) as link:
                 first = await link.receive()
@@ -261,14 +262,18 @@ class EngineFront:
             self._go_down()
             await _end(process)
 
-    async def _spawn(self, theirs: socket.socket) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "worker.core", "--fd", str(theirs.fileno())),
-            *("--memory-fd", str(self._memory_fd)),
-            *("--config", mesh_config.to_json(self._config)),
-            *("--cores-shared-by", str(self._cores_shared_by)),
+    def _spawn(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
+        # Not asyncio's way: uvloop forks, and what gRPC does in the child of a fork now
+        # and then waits for ever. This is a vfork, where gRPC does nothing.
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "worker.core", "--fd", str(theirs.fileno())),
+                *("--memory-fd", str(self._memory_fd)),
+                *("--config", mesh_config.to_json(self._config)),
+                *("--cores-shared-by", str(self._cores_shared_by)),
+            ],
             pass_fds=[theirs.fileno(), self._memory_fd],
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
         )
 
     def _come_up(self, link: FrontLink, ready: Ready) -> None:
@@ -333,14 +338,14 @@ def _settings(config: MeshConfig) -> Settings:
     return Settings(max_step_ms=config.worker.max_step_ms, delay_ms=config.debug.delay_ms)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _end(process: subprocess.Popen[bytes]) -> None:
     """The closed link tells the core to end; a core that does not is killed."""
     try:
         async with asyncio.timeout(CLOSE_GRACE_S):
-            await process.wait()
+            await asyncio.to_thread(process.wait)
     except TimeoutError:
         _log.warning("engine core did not end in %.0f s; killing it", CLOSE_GRACE_S)
     finally:
-        if process.returncode is None:
+        if process.poll() is None:
             process.kill()
-            await process.wait()
+            await asyncio.to_thread(process.wait)
