@@ -8,8 +8,9 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from services.cli.failures import Failure
 from services.cli.logs import RunLogs
 from services.cli.process import Service
 from services.cli.progress import watch_until_ready
@@ -18,8 +19,11 @@ from services.cli.supervisor import Supervisor
 T = TypeVar("T")
 
 CONTROL, TOKENIZER, WORKER, ROUTER = "services.control", "services.tokenizer", "worker", "router"
+KVSTORE, REDIS = "kvstore", "services.cli.local_redis"
 # Nothing new comes in, then what is running ends, then what it needed.
-STOP_ORDER = (ROUTER, WORKER, TOKENIZER, CONTROL)
+STOP_ORDER = (ROUTER, WORKER, KVSTORE, REDIS, TOKENIZER, CONTROL)
+# The mesh goes on without these: it computes what it cannot load.
+OPTIONAL = (KVSTORE, REDIS)
 
 
 class Report(Protocol):
@@ -29,11 +33,17 @@ class Report(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshPlan:
-    """What to start. `config_file` is TOML; addresses are host:port, with port 0 for any."""
+    """What to start. `config_file` is TOML; addresses are host:port, with port 0 for any.
+
+    `redis_socket`: run a Redis of our own that listens there.
+    """
 
     config_file: Path
     num_workers: int
     num_prefill_workers: int = 0
+    with_kvstore: bool = True
+    redis_socket: Path | None = None
+    redis_max_mb: int = 0
     router_listen: str
     control_listen: str
 
@@ -106,12 +116,13 @@ class LocalMesh:
         control = self._supervise(_control(self._plan))
         await control.start()
         control.report(f"ready on {control.address}")
+        redis = [self._supervise(each) for each in _redis(self._plan)]
         members = [self._supervise(each) for each in _members(self._plan, control.address)]
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(control.keep_running())
-                for member in members:
-                    group.create_task(_start_and_keep(member))
+                for service in (*redis, *members):
+                    group.create_task(_start_and_keep(service))
                 await watch_until_ready(control.address, members)
                 self._ready.set()
         except BaseExceptionGroup as failures:
@@ -144,9 +155,14 @@ class LocalMesh:
         return next(s.address for s in self._supervisors if s.service.module == module)
 
 
-async def _start_and_keep(supervisor: Supervisor) -> NoReturn:
+async def _start_and_keep(supervisor: Supervisor) -> None:
     await supervisor.start()
-    await supervisor.keep_running()
+    try:
+        await supervisor.keep_running()
+    except Failure as failure:
+        if supervisor.service.module not in OPTIONAL:
+            raise
+        supervisor.report(f"{failure}; the mesh goes on without it")
 
 
 def _control(plan: MeshPlan) -> Service:
@@ -159,9 +175,18 @@ def _control(plan: MeshPlan) -> Service:
     )
 
 
+def _redis(plan: MeshPlan) -> list[Service]:
+    if plan.redis_socket is None:
+        return []
+    place = ("--socket", str(plan.redis_socket), "--max-mb", str(plan.redis_max_mb))
+    arguments = (*place, "--parent", str(os.getpid()))
+    return [Service(name="redis", module=REDIS, arguments=arguments)]
+
+
 def _members(plan: MeshPlan, control: str) -> list[Service]:
     joined = ("--control", control)
     return [
+        *([Service(name="kvstore", module=KVSTORE, arguments=joined)] * plan.with_kvstore),
         Service(name="tokenizer", module=TOKENIZER, arguments=joined),
         *_workers(plan, joined),
         Service(

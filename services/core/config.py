@@ -274,6 +274,14 @@ class KvStoreSettings:
         choices=EVICTION_POLICIES,
         at_start=True,
     )
+    local_redis_mb: int = setting(
+        1024,
+        "firsttoken up: most memory, in MiB, of the Redis that it runs as L2 when redis_url is"
+        " empty; 0 runs none.",
+        low=0,
+        high=1 << 20,
+        at_start=True,
+    )
     max_tenant_share: float = setting(
         1.0,
         "The share of L1 that one tenant may fill; beyond it, its blocks push out its own.",

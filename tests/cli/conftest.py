@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """Starts the command in the background; what it leaves behind is ended."""
     runs: list[Run] = []
 
-    def start(*arguments: str) -> Run:
-        runs.append(Run(*arguments, directory=tmp_path))
+    def start(*arguments: str, env: Mapping[str, str] | None = None) -> Run:
+        runs.append(Run(*arguments, directory=tmp_path, env=env))
         return runs[-1]
 
     yield start

@@ -44,7 +44,9 @@ class Run:
     `directory`: where it keeps its logs.
     """
 
-    def __init__(self, *arguments: str, directory: Path) -> None:
+    def __init__(
+        self, *arguments: str, directory: Path, env: Mapping[str, str] | None = None
+    ) -> None:
         self.mark = f"FIRSTTOKEN_TEST_RUN={uuid.uuid4().hex}"
         name, _, value = self.mark.partition("=")
         self.process = subprocess.Popen(
@@ -53,7 +55,7 @@ class Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, name: value, "TMPDIR": str(directory)},
+            env={**os.environ, name: value, "TMPDIR": str(directory), **(env or {})},
         )
 
     def wait_until_serving(self) -> Endpoints:

