@@ -26,6 +26,7 @@ from worker.messages import CoreLoad
 from worker.peers import PeerMemory, describe
 from worker.service import WorkerServicer
 from worker.sources import KvSources
+from worker.tier import KvTier, TierStats
 
 DRAIN_GRACE_S = 5.0
 STOP_GRACE_S = 1.0
@@ -86,7 +87,8 @@ class WorkerNode:
             tracing = await stack.enter_async_context(
                 Tracing(config.telemetry.otlp_endpoint, service="worker", member_id=self.id)
             )
-            sources = KvSources(await self._open_handoffs(stack))
+            self._tier = await stack.enter_async_context(KvTier(self._front, self._control))
+            sources = KvSources(await self._open_handoffs(stack), self._tier)
             memory = MemoryServer(self._front.memory_fd, describe(self._front.arena.layout))
             await stack.enter_async_context(memory)
             self._server = await stack.enter_async_context(self._make_server(tracing, sources))
@@ -119,6 +121,10 @@ class WorkerNode:
     @property
     def num_streams(self) -> int:
         return self._front.num_streams
+
+    @property
+    def tier(self) -> TierStats:
+        return self._tier.stats
 
     @property
     def fingerprint(self) -> str:

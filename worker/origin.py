@@ -8,6 +8,7 @@ from services.core.ledger import Ledger, Segment
 from services.runtime.protocol import spend_callee
 from worker.messages import FirstTokenTimes
 from worker.stream import Arrival
+from worker.tier import KvLoad
 
 
 class Origin:
@@ -18,6 +19,9 @@ class Origin:
         self.cached_tokens = 0
         self.evaluated_prompt_tokens = 0
         self.handoff_ms = 0.0
+        # Of the core here, when it has sampled the first token itself.
+        self.first: FirstTokenTimes | None = None
+        self.load: KvLoad | None = None
         self._remote: worker_pb2.FirstToken | None = None
         self._called_s = 0.0
         self._submitted_s = 0.0
@@ -51,6 +55,7 @@ class Origin:
         self._num_tokens += len(arrival.tokens)
 
     def _record_local(self, first: FirstTokenTimes, ledger: Ledger, received_s: float) -> None:
+        self.first = first
         self.cached_tokens = first.cached_tokens
         self.evaluated_prompt_tokens = first.evaluated_prompt_tokens
         record_core(ledger, first, received_s)

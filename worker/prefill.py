@@ -22,8 +22,9 @@ from services.runtime.tasks import end_tasks
 from worker.answer import logprobs_to_proto
 from worker.front import EngineFront
 from worker.messages import ExportedBlock, Token
-from worker.origin import record_core
+from worker.origin import Origin
 from worker.requests import check_request
+from worker.sources import KvSources
 from worker.stream import TokenStream
 
 _FINISH_REASONS = {
@@ -35,6 +36,7 @@ _FINISH_REASONS = {
 
 async def serve_prefill(
     front: EngineFront,
+    sources: KvSources,
     requests: AsyncIterator[worker_pb2.PrefillRequest],
     context: Context,
     *,
@@ -49,14 +51,20 @@ async def serve_prefill(
         raise InvalidArgument.of(
             "start.first_block", f"must be below {num_blocks}; got {start.first_block}"
         )
+    source = sources.source(start.request, prompt)
+    origin = Origin()
     with front.submit(
-        prompt, export_from=start.first_block, export_credit=start.credit_blocks
+        prompt,
+        source=source,
+        export_from=start.first_block,
+        export_credit=start.credit_blocks,
     ) as stream:
         sender = _Sender(front, stream, start, num_blocks - start.first_block, context)
         reading = asyncio.ensure_future(sender.read_taken(requests))
         sending = asyncio.ensure_future(sender.send_blocks(timeout_s))
         try:
-            token = await _first_token(stream, ledger)
+            async with sources.bring(stream, source, start.request, prompt, origin, context):
+                token = await _first_token(stream, ledger, origin)
             await sender.send_first_token(token, ledger)
             if not token.finish:
                 await sending
@@ -84,16 +92,16 @@ async def _read_start(
             )
         if not request.start.credit_blocks:
             raise InvalidArgument.of("start.credit_blocks", "must be at least 1; got 0")
+        # It is computed here, and not passed on.
+        request.start.request.ClearField("prefill_address")
         return request.start
     raise InvalidArgument.of("start", "must be the first message of the call")
 
 
-async def _first_token(stream: TokenStream, ledger: Ledger) -> Token:
+async def _first_token(stream: TokenStream, ledger: Ledger, origin: Origin) -> Token:
     arrival = await stream.next()
-    token = arrival.tokens[0]
-    assert token.first is not None
-    record_core(ledger, token.first, arrival.received_s)
-    return token
+    origin.note(arrival, ledger)
+    return arrival.tokens[0]
 
 
 class _Sender:

@@ -28,6 +28,11 @@ class Prompt(NamedTuple):
     # The part of the answer that the client has already.
     answer_ids: tuple[int, ...]
 
+    @property
+    def num_tokens(self) -> int:
+        """What is to be computed before the first token that is sampled here."""
+        return len(self.token_ids) + len(self.answer_ids)
+
 
 def check_request(request: worker_pb2.GenerateRequest, info: EngineInfo) -> Prompt:
     """Raises InvalidArgument naming the field and its bound."""

@@ -65,8 +65,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         if owed.text:
             yield worker_pb2.GenerateResponse(chunk=owed)
         if answer.finished is None:
-            with self._front.submit(prompt, source=self._sources.source(request)) as stream:
-                async with self._sources.bring(stream, request, prompt, origin, context):
+            source = self._sources.source(request, prompt)
+            with self._front.submit(prompt, source=source) as stream:
+                async with self._sources.bring(stream, source, request, prompt, origin, context):
                     async for chunk in _chunks(stream, answer, ledger, origin):
                         ledger.mark_first_token(time.monotonic())
                         yield worker_pb2.GenerateResponse(chunk=chunk)
@@ -80,7 +81,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     ) -> None:
         self._refuse_when_draining()
         timeout_s = self._settings().handoff_timeout_ms / 1e3
-        await serve_prefill(self._front, requests, context, timeout_s=timeout_s)
+        await serve_prefill(self._front, self._sources, requests, context, timeout_s=timeout_s)
 
     async def Watch(
         self, request: worker_pb2.WatchRequest, context: Context

@@ -1,4 +1,8 @@
-"""Brings the KV of a prompt from wherever it is cheapest, beside the request itself."""
+"""Brings the KV of a prompt from wherever it is cheapest, beside the request itself.
+
+Another worker computes the prompt (hand-off), or the KV store has blocks of it (load).
+A hand-off comes first where it pays: the prefill worker asks the store itself.
+"""
 
 from __future__ import annotations
 
@@ -17,29 +21,33 @@ from worker.origin import Origin
 from worker.requests import Prompt
 from worker.stream import TokenStream
 from worker.taking import HandoffFailed
+from worker.tier import KvTier
 
 
 class KvSources:
-    """Another worker may compute the prompt (hand-off)."""
-
-    def __init__(self, handoffs: Handoffs) -> None:
+    def __init__(self, handoffs: Handoffs, tier: KvTier) -> None:
         self._handoffs = handoffs
+        self._tier = tier
 
-    def source(self, request: worker_pb2.GenerateRequest) -> Source:
+    def source(self, request: worker_pb2.GenerateRequest, prompt: Prompt) -> Source:
         """Whether the core waits for blocks, until `bring` has decided."""
-        return Source.HOLD if request.prefill_address else Source.COMPUTE
+        if request.prefill_address or self._tier.may_load(prompt.num_tokens, prompt.prefix_keys):
+            return Source.HOLD
+        self._tier.expect(prompt.prefix_keys, tenant=request.tenant)
+        return Source.COMPUTE
 
     @asynccontextmanager
     async def bring(
         self,
         stream: TokenStream,
+        source: Source,
         request: worker_pb2.GenerateRequest,
         prompt: Prompt,
         origin: Origin,
         context: Context,
     ) -> AsyncIterator[None]:
         """While the context is open, blocks may come; leaving it stops that."""
-        if self.source(request) is Source.COMPUTE:
+        if source is Source.COMPUTE:
             yield
             return
         caller = TraceContext.from_metadata(context.invocation_metadata())
@@ -49,6 +57,8 @@ class KvSources:
             yield
         finally:
             await end_tasks([task])
+            if origin.load is not None and origin.first is not None:
+                self._tier.settle(origin.load, origin.first)
 
     async def _bring(
         self,
@@ -58,16 +68,45 @@ class KvSources:
         origin: Origin,
         metadata: Metadata,
     ) -> None:
-        submitted_s = time.monotonic()
         try:
-            num_cached_blocks = await stream.started()
-            origin.path.reason = self._handoffs.why_not(prompt, num_cached_blocks)
-            if not origin.path.reason:
-                await self._handoffs.run(
-                    stream, request, num_cached_blocks, origin, metadata, submitted_s
-                )
-                origin.path.reason = "the prompt was long enough"
-        except HandoffFailed as failure:
-            origin.path.reason = f"prefill worker lost: {failure}"
+            if request.prefill_address and await self._hand_off(
+                stream, request, prompt, origin, metadata
+            ):
+                return
+            origin.load = load = await self._tier.load(
+                stream, prompt.num_tokens, prompt.prefix_keys, tenant=request.tenant
+            )
+            origin.path.loaded_blocks = load.loaded_blocks
+            origin.path.expected_load_ms = load.expected_load_ms
+            origin.path.expected_compute_ms = load.expected_compute_ms
+            origin.path.load_ms = load.load_ms
+            reasons = filter(None, (origin.path.reason, load.reason))
+            origin.path.reason = "; ".join(reasons)
         finally:
             stream.loading_ended()
+
+    async def _hand_off(
+        self,
+        stream: TokenStream,
+        request: worker_pb2.GenerateRequest,
+        prompt: Prompt,
+        origin: Origin,
+        metadata: Metadata,
+    ) -> bool:
+        """False: it does not pay, or cannot be."""
+        submitted_s = time.monotonic()
+        num_cached_blocks = await stream.started()
+        origin.path.reason = self._handoffs.why_not(prompt, num_cached_blocks)
+        if origin.path.reason:
+            return False
+        self._tier.expect(prompt.prefix_keys, tenant=request.tenant)
+        try:
+            await self._handoffs.run(
+                stream, request, num_cached_blocks, origin, metadata, submitted_s
+            )
+        except HandoffFailed as failure:
+            origin.path.reason = f"prefill worker lost: {failure}"
+            # With its first token passed on, what is missing is only to be computed.
+            return origin.path.handed_off
+        origin.path.reason = "the prompt was long enough"
+        return True
