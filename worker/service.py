@@ -132,6 +132,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         if not self._tracing.enabled:
             return
         caller = TraceContext.from_metadata(context.invocation_metadata())
+        path = finished.kv_path
         self._tracing.record_request(
             "worker.generate",
             caller.child(),
@@ -143,6 +144,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 "gen_ai.usage.input_tokens": finished.usage.prompt_tokens,
                 "gen_ai.usage.output_tokens": finished.usage.completion_tokens,
                 "firsttoken.usage.cached_tokens": finished.usage.cached_tokens,
+                "firsttoken.handoff_ms": finished.handoff_ms,
+                "firsttoken.kv.handed_off": path.handed_off,
+                "firsttoken.kv.loaded_blocks": path.loaded_blocks,
+                "firsttoken.kv.expected_load_ms": path.expected_load_ms,
+                "firsttoken.kv.expected_compute_ms": path.expected_compute_ms,
+                "firsttoken.kv.load_ms": path.load_ms,
+                "firsttoken.kv.reason": path.reason,
             },
         )
 

@@ -75,6 +75,22 @@ class Usage(NamedTuple):
     evaluated_prompt_tokens: int
 
 
+class KvPath(NamedTuple):
+    """Where the KV of the prompt came from. An expected time of 0 is unknown."""
+
+    # Another worker computed the prompt, and which.
+    handed_off: bool
+    prefill_worker_id: str
+    # Blocks that came out of the KV store.
+    loaded_blocks: int
+    # Loading what was missing, as expected and as it went, and computing it instead.
+    expected_load_ms: float
+    load_ms: float
+    expected_compute_ms: float
+    # Why this way, for people.
+    reason: str
+
+
 class Piece(NamedTuple):
     """What became ready at once. Text may lag behind ids."""
 
@@ -105,6 +121,9 @@ class Answer:
     ttft_ms: float
     ledger: dict[str, float]
     residual_ms: float
+    # Between the first and the second token, where another worker computed the prompt.
+    handoff_ms: float
+    kv_path: KvPath
     trace_id: str
     generation: int
     worker_id: str
@@ -282,6 +301,8 @@ class GenerationStream:
             ttft_ms=ttft_ms,
             ledger=ledger,
             residual_ms=ttft_ms - sum(ledger.values()),
+            handoff_ms=finished.handoff_ms,
+            kv_path=_kv_path(finished.kv_path),
             trace_id=finished.trace_id,
             generation=finished.generation,
             worker_id=finished.worker_id,
@@ -293,6 +314,10 @@ class GenerationStream:
 
 def _finish_reason(value: common_pb2.FinishReason.ValueType) -> str:
     return common_pb2.FinishReason.Name(value).removeprefix("FINISH_REASON_").lower()
+
+
+def _kv_path(path: common_pb2.KvPath) -> KvPath:
+    return KvPath(**{name: getattr(path, name) for name in KvPath._fields})
 
 
 def _to_piece(chunk: common_pb2.Chunk) -> Piece:

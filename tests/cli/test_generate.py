@@ -17,7 +17,12 @@ def test_json_is_one_line_with_every_figure_under_a_plain_name(mesh: Endpoints) 
     assert len(result.stdout.splitlines()) == 1
     assert answer.keys() == {
         *("text", "token_ids", "finish_reason", "usage", "ttft_ms", "ledger", "residual_ms"),
-        *("trace_id", "generation", "worker_id", "engine", "attempts", "migrations"),
+        *("handoff_ms", "kv_path", "trace_id", "generation", "worker_id", "engine"),
+        *("attempts", "migrations"),
+    }
+    assert answer["kv_path"].keys() == {
+        *("handed_off", "prefill_worker_id", "loaded_blocks", "expected_load_ms", "load_ms"),
+        *("expected_compute_ms", "reason"),
     }
     assert answer["usage"].keys() == {
         *("prompt_tokens", "completion_tokens", "cached_tokens", "evaluated_prompt_tokens")
