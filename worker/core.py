@@ -186,7 +186,7 @@ class EngineCore:
         answering = [item.sequence for item in planned if item.work.wants_logits]
         rows = [Row(each.submit.sampling, each.submit.token_ids, each.answer) for each in answering]
         for sequence, sampled in zip(answering, sample(logits, rows), strict=True):
-            self._accept(sequence, sampled)
+            self._accept(sequence, sampled, began_s, ended_s)
 
     def _count(self, planned: list[Planned], step_s: float) -> int:
         """Count what goes through the engine; returns the prompt tokens among it."""
@@ -201,7 +201,7 @@ class EngineCore:
         self._counters.add_step(step_s)
         return num_prompt
 
-    def _accept(self, sequence: Sequence, sampled: Sampled) -> None:
+    def _accept(self, sequence: Sequence, sampled: Sampled, began_s: float, ended_s: float) -> None:
         first = None
         if not sequence.has_first_token:
             now_s = time.monotonic()
@@ -209,6 +209,7 @@ class EngineCore:
                 prefill_queue_s=sequence.started_s - sequence.submit.submitted_s,
                 kv_load_s=sequence.kv_load_s,
                 prefill_s=now_s - sequence.started_s - sequence.kv_load_s,
+                evaluated_s=ended_s,
                 sampled_s=now_s,
                 cached_tokens=sequence.num_cached,
                 evaluated_prompt_tokens=sequence.num_evaluated,
@@ -216,7 +217,7 @@ class EngineCore:
         finish = sequence.finish_after(sampled.token_id, self._info)
         sequence.answer.append(sampled.token_id)
         self._pending.tokens.append(
-            Token(sequence.request_id, sampled.token_id, finish, sampled.logprobs, first)
+            Token(sequence.request_id, sampled.token_id, finish, sampled.logprobs, first, began_s)
         )
         sequence.finished = bool(finish) or sequence.for_another
         if finish:

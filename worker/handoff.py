@@ -100,7 +100,8 @@ class Handoffs:
         member = self._find_member(request.prefill_address)
         if member is None:
             raise HandoffFailed("the prefill worker is gone")
-        outbox = await self._outbox(member)
+        mapped = await self._memory.outbox(member.memory_socket)
+        outbox = self._choose(mapped, member)
         taker = BlockTaker(self._front, stream, num_cached_blocks, len(request.token_ids) // 4)
         call = None
         try:
@@ -117,7 +118,10 @@ class Handoffs:
                         continue
                     origin.path.prefill_worker_id = member.id
                     origin.hand_off(
-                        response.first_token, submitted_s=submitted_s, called_s=called_s
+                        response.first_token,
+                        submitted_s=submitted_s,
+                        called_s=called_s,
+                        same_clock=mapped is not None,
                     )
                     stream.first_token(_to_token(stream.request_id, response.first_token))
         except grpc.aio.AioRpcError as error:
@@ -152,14 +156,12 @@ class Handoffs:
             fingerprint=self._front.info.fingerprint.hex(),
         )
 
-    async def _outbox(self, member: control_pb2.Member) -> Bytes | None:
-        """The prefill worker's outbox, if its memory can be mapped here."""
-        if self._settings().handoff_transport == "grpc":
-            return None
-        outbox = await self._memory.outbox(member.memory_socket)
-        if outbox is None and self._settings().handoff_transport == "shared_memory":
+    def _choose(self, mapped: Bytes | None, member: control_pb2.Member) -> Bytes | None:
+        """The prefill worker's outbox, if KV comes that way. `mapped`: if it is on this host."""
+        transport = self._settings().handoff_transport
+        if mapped is None and transport == "shared_memory":
             raise HandoffFailed(f"{member.id} is on another host (worker.handoff_transport)")
-        return outbox
+        return None if transport == "grpc" else mapped
 
 
 def _to_token(request_id: int, first: worker_pb2.FirstToken) -> Token:

@@ -150,7 +150,8 @@ class FirstTokenTimes(NamedTuple):
     prefill_queue_s: float
     kv_load_s: float
     prefill_s: float
-    # When the first token was sampled.
+    # When the prompt's last step had ended, and when the first token was sampled.
+    evaluated_s: float
     sampled_s: float
     cached_tokens: int
     evaluated_prompt_tokens: int
@@ -165,6 +166,8 @@ class Token(NamedTuple):
     finish: str
     logprobs: TokenLogprobs | None
     first: FirstTokenTimes | None
+    # When the step that gave it began.
+    began_s: float = 0.0
 
 
 class CoreLoad(NamedTuple):

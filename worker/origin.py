@@ -25,6 +25,7 @@ class Origin:
         self._remote: worker_pb2.FirstToken | None = None
         self._called_s = 0.0
         self._submitted_s = 0.0
+        self._same_clock = False
         self._first_s: float | None = None
         self._num_tokens = 0
 
@@ -34,13 +35,22 @@ class Origin:
         return self._first_s
 
     def hand_off(
-        self, first: worker_pb2.FirstToken, *, submitted_s: float, called_s: float
+        self,
+        first: worker_pb2.FirstToken,
+        *,
+        submitted_s: float,
+        called_s: float,
+        same_clock: bool,
     ) -> None:
-        """Another worker has sampled the first token; it was called at `called_s`."""
+        """Another worker has sampled the first token; it was called at `called_s`.
+
+        `same_clock`: it is on this host, and its readings are comparable.
+        """
         self.path.handed_off = True
         self._remote = first
         self._submitted_s = submitted_s
         self._called_s = called_s
+        self._same_clock = same_clock
 
     def note(self, arrival: Arrival, ledger: Ledger) -> None:
         """Tokens have come: the first brings its times, the second ends a hand-off."""
@@ -52,6 +62,9 @@ class Origin:
                 self._record_local(first, ledger, arrival.received_s)
         elif self._num_tokens == 1 and self.path.handed_off:
             self.handoff_ms = (arrival.received_s - self._first_s) * 1e3
+            if self._remote is not None and self._same_clock:
+                gap_s = arrival.tokens[0].began_s - self._remote.evaluated_s
+                self.path.handoff_gap_ms = gap_s * 1e3
         self._num_tokens += len(arrival.tokens)
 
     def _record_local(self, first: FirstTokenTimes, ledger: Ledger, received_s: float) -> None:

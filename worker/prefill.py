@@ -151,6 +151,7 @@ class _Sender:
                 evaluated_prompt_tokens=token.first.evaluated_prompt_tokens,
             ),
             ledger=ledger_to_proto(ledger),
+            evaluated_s=token.first.evaluated_s,
         )
         if token.logprobs is not None:
             message.logprobs.CopyFrom(logprobs_to_proto(token.token_id, token.logprobs))

@@ -87,6 +87,9 @@ class KvPath(NamedTuple):
     expected_load_ms: float
     load_ms: float
     expected_compute_ms: float
+    # Handed off on one host: from the end of the prompt's last step there to the start of
+    # the first decode step here.
+    handoff_gap_ms: float
     # Why this way, for people.
     reason: str
 

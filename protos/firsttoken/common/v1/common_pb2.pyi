@@ -447,6 +447,7 @@ class KvPath(_message.Message):
     EXPECTED_LOAD_MS_FIELD_NUMBER: _builtins.int
     EXPECTED_COMPUTE_MS_FIELD_NUMBER: _builtins.int
     LOAD_MS_FIELD_NUMBER: _builtins.int
+    HANDOFF_GAP_MS_FIELD_NUMBER: _builtins.int
     handed_off: _builtins.bool
     """Another worker computed the prompt."""
     reason: _builtins.str
@@ -461,6 +462,10 @@ class KvPath(_message.Message):
     expected_compute_ms: _builtins.float
     load_ms: _builtins.float
     """What loading took until the blocks were in the engine."""
+    handoff_gap_ms: _builtins.float
+    """From the end of the prompt's last step at the other worker to the start of the
+    first decode step here; 0: the two are on different hosts.
+    """
     def __init__(
         self,
         *,
@@ -471,10 +476,11 @@ class KvPath(_message.Message):
         expected_load_ms: _builtins.float = ...,
         expected_compute_ms: _builtins.float = ...,
         load_ms: _builtins.float = ...,
+        handoff_gap_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_compute_ms", b"expected_compute_ms", "expected_load_ms", b"expected_load_ms", "handed_off", b"handed_off", "load_ms", b"load_ms", "loaded_blocks", b"loaded_blocks", "prefill_worker_id", b"prefill_worker_id", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_compute_ms", b"expected_compute_ms", "expected_load_ms", b"expected_load_ms", "handed_off", b"handed_off", "handoff_gap_ms", b"handoff_gap_ms", "load_ms", b"load_ms", "loaded_blocks", b"loaded_blocks", "prefill_worker_id", b"prefill_worker_id", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -224,11 +224,16 @@ class FirstToken(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     LEDGER_FIELD_NUMBER: _builtins.int
     ENGINE_PARAMETERS_FIELD_NUMBER: _builtins.int
+    EVALUATED_S_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     finish_reason: _common_pb2.FinishReason.ValueType
     """STOP or LENGTH when it ends the answer: no KV follows."""
     engine_parameters: _builtins.bytes
     """KV_TRANSPORT_ENGINE: what the decode engine needs, whole and unread."""
+    evaluated_s: _builtins.float
+    """When the prompt's last step had ended, by the sender's CLOCK_MONOTONIC. For a
+    receiver on the same host, which has that clock too; for no other.
+    """
     @_builtins.property
     def logprobs(self) -> _common_pb2.PositionLogprobs: ...
     @_builtins.property
@@ -244,10 +249,11 @@ class FirstToken(_message.Message):
         usage: _common_pb2.Usage | None = ...,
         ledger: _common_pb2.Ledger | None = ...,
         engine_parameters: _builtins.bytes = ...,
+        evaluated_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger", "logprobs", b"logprobs", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_parameters", b"engine_parameters", "finish_reason", b"finish_reason", "ledger", b"ledger", "logprobs", b"logprobs", "token_id", b"token_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_parameters", b"engine_parameters", "evaluated_s", b"evaluated_s", "finish_reason", b"finish_reason", "ledger", b"ledger", "logprobs", b"logprobs", "token_id", b"token_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
