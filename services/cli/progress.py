@@ -16,7 +16,10 @@ POLL_S = 0.1
 
 
 async def watch_until_ready(control: str, supervisors: Sequence[Supervisor]) -> None:
-    """Report each change of the supervised members, until all are ready at once."""
+    """Report each change of the supervised members, until all are ready at once.
+
+    Except those that were given up: the mesh goes on without them, or does not go on.
+    """
     shown: dict[Supervisor, str] = {}
     async with grpc.aio.insecure_channel(control) as channel:
         stub = control_pb2_grpc.ControlServiceStub(channel)
@@ -28,7 +31,10 @@ async def watch_until_ready(control: str, supervisors: Sequence[Supervisor]) -> 
                 if text and shown.get(supervisor) != text:
                     shown[supervisor] = text
                     supervisor.report(text)
-            if all(member and member.state == READY for _, member in found):
+            if all(
+                supervisor.given_up or (member and member.state == READY)
+                for supervisor, member in found
+            ):
                 return
             await asyncio.sleep(POLL_S)
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 GRACE_S = 5.0
 
@@ -15,12 +16,16 @@ GRACE_S = 5.0
 async def run_shell_command(command: str, environment: Mapping[str, str]) -> int:
     """Its exit status, 128 + N when signal N ended it. Cancelled, it ends the command first.
 
+    It finds `firsttoken` first where this one runs, on PATH or not.
+
     On a terminal the command shares the foreground, so that it can read from it and
     Ctrl-C reaches it; elsewhere it has a process group of its own, to be ended whole.
     """
     own_group = not sys.stdin.isatty()
     child = await asyncio.create_subprocess_shell(
-        command, env={**os.environ, **environment}, process_group=0 if own_group else None
+        command,
+        env={**os.environ, "PATH": _path(), **environment},
+        process_group=0 if own_group else None,
     )
     try:
         status = await child.wait()
@@ -28,6 +33,11 @@ async def run_shell_command(command: str, environment: Mapping[str, str]) -> int
         if child.returncode is None:
             await _end(child, own_group=own_group)
     return status if status >= 0 else 128 - status
+
+
+def _path() -> str:
+    scripts = Path(sys.executable).parent
+    return os.pathsep.join([str(scripts), os.environ.get("PATH", os.defpath)])
 
 
 async def _end(child: asyncio.subprocess.Process, *, own_group: bool) -> None:

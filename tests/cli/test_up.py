@@ -6,6 +6,8 @@ import os
 import shlex
 import signal
 import socket
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -13,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import COMMAND, SERVE, Run, run_to_end, wait_for
+from services.cli import up
+from tests.cli.running import COMMAND, SERVE, TIMEOUT_S, Run, run_to_end, wait_for
 
 Start = Callable[..., Run]
 
@@ -41,7 +44,11 @@ def services(run: Run) -> dict[str, int]:
 
 def redis_of(run: Run) -> list[int]:
     """The Redis that `up` runs: no `-m` any more, it has become the server."""
-    return [pid for pid, command in run.survivors().items() if "redis.sock" in command]
+    return [
+        pid
+        for pid, command in run.survivors().items()
+        if "redis.sock" in command and " -m " not in command
+    ]
 
 
 def is_sleeping(run: Run) -> bool:
@@ -204,7 +211,7 @@ def test_nothing_survives_a_killed_command_and_the_next_one_works(start: Start) 
     run = start(*SIMULATED, "--exec", SERVE)
     run.wait_until_serving()
     assert len(services(run)) == 5
-    assert len(redis_of(run)) == 1
+    wait_for(lambda: len(redis_of(run)) == 1, 15.0, lambda: "there is no Redis")
 
     run.process.kill()
     wait_for(lambda: not services(run), 15.0, lambda: f"{run.survivors()} still run")
@@ -292,13 +299,33 @@ def test_a_killed_redis_is_started_again(start: Start) -> None:
     run = start(*SIMULATED, "--workers", "1", "--exec", SERVE)
     run.wait_until_serving()
     assert run.process.stderr is not None
+    wait_for(lambda: len(redis_of(run)) == 1, 15.0, lambda: "there is no Redis")
 
-    (pid,) = redis_of(run)
-    os.kill(pid, signal.SIGKILL)
-    for wanted in RESTART:
-        next(line for line in run.process.stderr if wanted in line)
-
+    os.kill(redis_of(run)[0], signal.SIGKILL)
+    said = [next(line for line in run.process.stderr if wanted in line) for wanted in RESTART]
     wait_for(lambda: len(redis_of(run)) == 1, 15.0, lambda: "no Redis came back")
+
+    assert {line.split()[2] for line in said} == {"redis"}
+
+
+def test_the_mesh_goes_on_without_a_redis_that_ends_too_often(start: Start) -> None:
+    run = start(*SIMULATED, "--workers", "1", "--exec", SERVE)
+    endpoints = run.wait_until_serving()
+    assert run.process.stderr is not None
+
+    said: list[str] = []
+    reading = threading.Thread(target=lambda: said.extend(run.process.stderr or ()))
+    reading.start()
+    while not any("goes on without it" in line for line in said):
+        with suppress(IndexError, ProcessLookupError):  # it is not started again yet
+            os.kill(redis_of(run)[0], signal.SIGKILL)
+        time.sleep(0.05)
+    answer = run_to_end("generate", "--json", "--max-tokens", "2", "Hello", env=endpoints.env)
+    run.process.terminate()
+    reading.join(TIMEOUT_S)
+
+    assert answer.status == 0, answer.stdout
+    assert not run.survivors()
 
 
 def test_a_mesh_may_keep_no_blocks_outside_its_workers(start: Start) -> None:
@@ -316,7 +343,7 @@ def test_without_a_redis_on_the_machine_blocks_stay_in_memory(start: Start, tmp_
     (shadow / "__init__.py").write_text("raise ImportError('not for this platform')")
     run = start(
         *SIMULATED,
-        *("--workers", "1", "--exec", f"{FIRSTTOKEN} status --json"),
+        *("--workers", "1", "--exec", "firsttoken status --json"),
         env={"PYTHONPATH": str(shadow.parent), "PATH": str(tmp_path)},
     )
 
@@ -324,3 +351,12 @@ def test_without_a_redis_on_the_machine_blocks_stay_in_memory(start: Start, tmp_
 
     assert "kvstore" in [member["role"] for member in result.json["members"]]
     assert "KV blocks are kept in memory alone" in result.stderr
+
+
+def test_without_shared_memory_there_is_no_kv_store_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert up.can_share_memory()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not up.can_share_memory()
+    assert "no KV store: it needs Linux" in capsys.readouterr().err
