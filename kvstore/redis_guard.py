@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from kvstore.redis_breaker import Circuit, CircuitBreaker
 from kvstore.redis_link import Command, Link, RedisUnavailable
+from kvstore.redis_rates import MovingRatio
 from kvstore.redis_record import KEY_PREFIX
 from services.runtime.logs import event
 from services.runtime.tasks import end_tasks
@@ -43,6 +44,8 @@ class GuardedRedis:
         self._clock = asyncio.get_running_loop().time
         self.breaker = CircuitBreaker(open_s=retry_s, state=Circuit.OPEN)
         self.fullness = Fullness()
+        # Seconds until it answers something small; looking at it keeps that fresh.
+        self.latency = MovingRatio(half_life_weight=16.0)
         self.on_open: Callable[[], None] = lambda: None
         self._opened = asyncio.Event()
         self._reported: bool | None = None
@@ -127,11 +130,14 @@ class GuardedRedis:
             self._succeeded()
 
     async def _look(self) -> None:
+        began_s = self._clock()
         try:
             primaries = await self._reads.info()
         except RedisUnavailable as error:
             self._failed(str(error))
             return
+        now_s = self._clock()
+        self.latency.observe(now_s - began_s, 1, now_s)
         self.fullness = Fullness(
             num_keys=sum(map(_num_keys, primaries)),
             num_bytes=_sum(primaries, "used_memory"),

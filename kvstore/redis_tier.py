@@ -8,6 +8,7 @@ redis_record for what lies in Redis, redis_guard for what happens when it does n
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter, deque
 from collections.abc import (
     AsyncGenerator,
@@ -60,7 +61,6 @@ class RedisTier:
         self._address = address_of(settings)
         self._throttle = Throttle(settings.debug_l2_bytes_per_s)
         self._rate = MovingRatio(half_life_weight=1.0)
-        self._latency = MovingRatio(half_life_weight=16.0)
         self._rejected: Counter[str] = Counter()
         self._num_hits = 0
         self._num_misses = 0
@@ -101,6 +101,7 @@ class RedisTier:
 
     @property
     def rejected(self) -> Mapping[str, int]:
+        """Also those not found out about in time ("late"), or at all ("unavailable")."""
         return self._rejected
 
     @property
@@ -116,7 +117,7 @@ class RedisTier:
             bytes_written=self._writer.num_bytes_written,
             num_evicted=fullness.num_evicted,
             read_bytes_per_s=self._rate.value,
-            read_latency_s=self._latency.value,
+            read_latency_s=self._redis.latency.value,
             num_pending_writes=self._writer.num_pending,
             num_dropped_writes=self._writer.num_dropped,
         )
@@ -144,19 +145,29 @@ class RedisTier:
         finally:
             await end_tasks(ahead)
 
-    async def exists_many(self, chain: Sequence[bytes], start: int) -> int:
+    async def exists_many(
+        self, chain: Sequence[bytes], start: int, *, patience_s: float = math.inf
+    ) -> int:
         indices = range(start, len(chain))
         if not indices:
             return 0
+        if self._redis.latency.value > patience_s:
+            self._rejected["late"] += len(indices)
+            return 0
+        replies: list[Any] = []
         began_s = self._now_s()
         try:
-            replies = await self._redis.read(
-                [(b"EXISTS", redis_key(chain, index)) for index in indices]
-            )
+            async with asyncio.timeout(None if math.isinf(patience_s) else patience_s):
+                replies = await self._redis.read(
+                    [(b"EXISTS", redis_key(chain, index)) for index in indices]
+                )
         except RedisUnavailable:
+            self._rejected["unavailable"] += len(indices)
             return 0
+        except TimeoutError:
+            self._rejected["late"] += len(indices)
         now_s = self._now_s()
-        self._latency.observe(now_s - began_s, 1, now_s)
+        self._redis.latency.observe(now_s - began_s, 1, now_s)
         return next((n for n, reply in enumerate(replies) if not reply), len(replies))
 
     def put_nowait(self, chain: Sequence[bytes], record: Record, payload: Buffer) -> bool:
@@ -196,6 +207,7 @@ class RedisTier:
         try:
             replies = await self._redis.read(commands)
         except RedisUnavailable:
+            self._rejected["unavailable"] += len(batch)
             return [Found(index, "unavailable") for index in batch]
         values: list[bytes | None] = [value for reply in replies for value in reply]
         num_bytes = sum(len(value) for value in values if value is not None)
@@ -222,7 +234,7 @@ class RedisTier:
         self._num_bytes_read += num_bytes
         took_s = now_s - max(began_s, reader.last_reply_s)
         if not reader.last_reply_s:
-            took_s -= min(self._latency.value, took_s / 2)
+            took_s -= min(self._redis.latency.value, took_s / 2)
         reader.last_reply_s = now_s
         if num_bytes:
             self._rate.observe(num_bytes, took_s, now_s)

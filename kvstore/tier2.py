@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -95,8 +96,13 @@ class Tier2(Protocol):
         """
         ...
 
-    async def exists_many(self, chain: Sequence[bytes], start: int) -> int:
-        """How many blocks of the chain are here from `start` on without a gap."""
+    async def exists_many(
+        self, chain: Sequence[bytes], start: int, *, patience_s: float = math.inf
+    ) -> int:
+        """How many blocks of the chain are here from `start` on without a gap.
+
+        0 when that cannot be known within `patience_s`; at once, when it never is lately.
+        """
         ...
 
     def put_nowait(self, chain: Sequence[bytes], record: Record, payload: Buffer) -> bool:

