@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 
 from firsttoken.client import MeshClient
+from kvstore.node import KvStoreNode
 from router.node import RouterNode
 from services.control.node import ControlNode
 from services.core.config import MeshConfig
@@ -28,6 +29,8 @@ class Mesh(NamedTuple):
     workers: tuple[WorkerNode, ...]
     router: RouterNode
     client: MeshClient
+    # None unless asked for.
+    kvstore: KvStoreNode | None
 
 
 MeshFactory: TypeAlias = Callable[..., AbstractAsyncContextManager[Mesh]]
@@ -35,11 +38,18 @@ MeshFactory: TypeAlias = Callable[..., AbstractAsyncContextManager[Mesh]]
 
 @asynccontextmanager
 async def run_mesh(
-    config: MeshConfig, *, num_workers: int = 1, num_prefill_workers: int = 0
+    config: MeshConfig,
+    *,
+    num_workers: int = 1,
+    num_prefill_workers: int = 0,
+    with_kvstore: bool = False,
 ) -> AsyncIterator[Mesh]:
     async with AsyncExitStack() as stack:
         control = await stack.enter_async_context(ControlNode(config=config))
         tokenizer = await stack.enter_async_context(TokenizerNode(control=control.address))
+        kvstore = KvStoreNode(control=control.address) if with_kvstore else None
+        if kvstore is not None:
+            await stack.enter_async_context(kvstore)
         roles = [Role.DECODE if num_prefill_workers else Role.BOTH] * num_workers
         roles += [Role.PREFILL] * num_prefill_workers
         workers = [
@@ -50,7 +60,7 @@ async def run_mesh(
         ]
         router = await stack.enter_async_context(RouterNode(control=control.address))
         client = await stack.enter_async_context(MeshClient(router.address))
-        yield Mesh(control, tokenizer, tuple(workers), router, client)
+        yield Mesh(control, tokenizer, tuple(workers), router, client, kvstore)
 
 
 @pytest.fixture(scope="session")
