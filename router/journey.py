@@ -232,6 +232,9 @@ class Journey:
         if not self._num_migrations:
             # Else the worker that gave the first token took its part of the ledger with it.
             spend_callee(self._ledger, finished.ledger, seen_s=seen_s)
+        # To a worker that went on with the answer, its beginning was a part of the prompt.
+        usage = finished.usage
+        usage.cached_tokens = min(usage.cached_tokens, usage.prompt_tokens)
         finished.ledger.CopyFrom(ledger_to_proto(self._ledger))
         finished.trace_id = self._trace.trace_id
         finished.generation = grant.generation

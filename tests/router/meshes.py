@@ -79,10 +79,10 @@ class Served(NamedTuple):
 
 
 @asynccontextmanager
-async def run_process(module: str, control: str) -> AsyncIterator[Served]:
+async def run_process(module: str, control: str, *options: str) -> AsyncIterator[Served]:
     """`python -m module`, serving; killed in the end, whatever it is doing."""
     read_end, write_end = os.pipe()
-    arguments = ["-m", module, "--control", control, "--ready-fd", str(write_end)]
+    arguments = ["-m", module, "--control", control, "--ready-fd", str(write_end), *options]
     process = await asyncio.create_subprocess_exec(sys.executable, *arguments, pass_fds=[write_end])
     os.close(write_end)
     try:
@@ -131,13 +131,15 @@ async def run_mesh(config: MeshConfig) -> AsyncIterator[Mesh]:
 
 
 @asynccontextmanager
-async def run_workers(mesh: Mesh, num_workers: int) -> AsyncIterator[dict[str, Served]]:
+async def run_workers(
+    mesh: Mesh, num_workers: int, *options: str
+) -> AsyncIterator[dict[str, Served]]:
     """By address. The router has spoken to each of them already."""
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(TokenizerNode(control=mesh.control))
         started = await asyncio.gather(
             *(
-                stack.enter_async_context(run_process("worker", mesh.control))
+                stack.enter_async_context(run_process("worker", mesh.control, *options))
                 for _ in range(num_workers)
             )
         )

@@ -6,18 +6,12 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
-from typing import Any
 
 import grpc
 import pytest
 
-from firsttoken.client import Answer, GenerationStream, MeshError, Options, Piece
+from firsttoken.client import MeshError, Options
 from tests.router.meshes import (
-    Mesh,
-    Served,
     collect,
     endless,
     idle,
@@ -26,11 +20,11 @@ from tests.router.meshes import (
     run_workers,
     simulated,
 )
+from tests.router.victims import PARTS, num_tokens, read, run_victims, said
 from tests.runtime.waiting import eventually
 
 SLOW = {"decode_step_ms": 3.0}
 ROUND_ROBIN = {"routing_strategy": "round_robin", "max_migrations": 16}
-VICTIMS = ["front", "core"]
 
 GREEDY: Options = {"ignore_eos": True, "max_tokens": 120}
 DRAWN: Options = {**GREEDY, "temperature": 0.8, "top_p": 0.95, "seed": 7}
@@ -45,78 +39,7 @@ PENALIZED: Options = {
 OPTIONS = (GREEDY, DRAWN, PENALIZED)
 
 
-async def read(stream: GenerationStream, num_tokens: int) -> list[Piece]:
-    """The pieces up to this token, or up to the end."""
-    pieces: list[Piece] = []
-    async for piece in stream:
-        pieces.append(piece)
-        if sum(len(each.token_ids) for each in pieces) >= num_tokens:
-            break
-    return pieces
-
-
-def num_tokens(pieces: list[Piece]) -> int:
-    return sum(len(piece.token_ids) for piece in pieces)
-
-
-def has_tokens(pieces: list[Piece], count: int) -> bool:
-    return num_tokens(pieces) >= count
-
-
-def said(answer: Answer) -> tuple[Any, ...]:
-    """All of an answer that its client can tell."""
-    return (
-        answer.text,
-        answer.token_ids,
-        answer.logprobs,
-        answer.finish_reason,
-        answer.stop_string,
-        answer.usage.prompt_tokens,
-        answer.usage.completion_tokens,
-    )
-
-
-class Victims:
-    """Workers as processes; a front that was killed has a successor."""
-
-    def __init__(self, mesh: Mesh, stack: AsyncExitStack) -> None:
-        self._mesh = mesh
-        self._stack = stack
-        self.workers: dict[str, Served] = {}
-
-    async def add(self) -> None:
-        worker = await self._stack.enter_async_context(run_process("worker", self._mesh.control))
-        self.workers[worker.address] = worker
-
-    def kill_at_work(self, part: str) -> None:
-        [address] = self._mesh.at_work()
-        self.kill(address, part)
-
-    def kill(self, address: str, part: str) -> None:
-        os.kill(self.workers[address].pid_of(part), signal.SIGKILL)
-        if part == "front":
-            del self.workers[address]
-
-    async def ready(self) -> None:
-        while len(self.workers) < 2:
-            await self.add()
-        await self._mesh.ready(len(self.workers))
-
-
-@asynccontextmanager
-async def run_victims(mesh: Mesh) -> AsyncIterator[Victims]:
-    async with AsyncExitStack() as stack, run_workers(mesh, 2) as workers:
-        victims = Victims(mesh, stack)
-        victims.workers.update(workers)
-        yield victims
-
-
-async def finish(stream: GenerationStream, pieces: list[Piece]) -> Answer:
-    await collect(stream, pieces)
-    return stream.answer
-
-
-@pytest.mark.parametrize("part", VICTIMS)
+@pytest.mark.parametrize("part", PARTS)
 async def test_answers_go_on_elsewhere_as_if_nothing_had_happened(part: str) -> None:
     rng = random.Random(part)
     asked = [(f"Tale {number}", options) for number in range(2) for options in OPTIONS]
@@ -125,23 +48,13 @@ async def test_answers_go_on_elsewhere_as_if_nothing_had_happened(part: str) -> 
     async with run_mesh(config) as mesh, run_victims(mesh) as victims:
         undisturbed = [await mesh.client.complete(prompt, **options) for prompt, options in asked]
         for _ in range(4):
-            await victims.ready()
-            pieces: list[list[Piece]] = [[] for _ in asked]
-            telling = [
-                asyncio.create_task(finish(mesh.client.generate(prompt, **options), told))
-                for (prompt, options), told in zip(asked, pieces, strict=True)
-            ]
-            break_at = rng.randrange(1, 100)
-            await eventually(partial(has_tokens, pieces[0], break_at))
-            victims.kill(rng.choice(mesh.at_work()), part)
-            answers = await asyncio.gather(*telling)
-
+            answers = await victims.disturb(asked, part, rng=rng, after=rng.randrange(1, 100))
             assert list(map(said, answers)) == list(map(said, undisturbed))
             num_migrations += sum(answer.migrations for answer in answers)
     assert num_migrations >= 10
 
 
-@pytest.mark.parametrize("part", VICTIMS)
+@pytest.mark.parametrize("part", PARTS)
 async def test_a_stop_string_is_found_across_the_break(part: str) -> None:
     rng = random.Random(part)
     config = simulated(router=ROUND_ROBIN, timing=SLOW)
@@ -166,6 +79,30 @@ async def test_a_stop_string_is_found_across_the_break(part: str) -> None:
             assert stream.answer.stop_string == stop
 
 
+async def test_what_a_prefill_worker_began_goes_on_at_another_decode_worker() -> None:
+    config = simulated(router=ROUND_ROBIN, timing=SLOW, handoff_min_tokens=1)
+    prompt = "So long a prompt that it has several blocks. " * 20
+    async with (
+        run_mesh(config) as mesh,
+        run_victims(mesh, "--role", "decode") as victims,
+        run_process("worker", mesh.control, "--role", "prefill"),
+    ):
+        dispatcher = mesh.router.mesh.dispatcher
+        await eventually(lambda: any(each.ready for each in dispatcher.prefill_workers))
+        undisturbed = await mesh.client.complete(prompt, **DRAWN, cache_salt="undisturbed")
+        async with mesh.client.generate(prompt, **DRAWN) as stream:
+            await read(stream, 20)
+            victims.kill_at_work("front")
+            async for _ in stream:
+                pass
+    usage = stream.answer.usage
+
+    assert undisturbed.kv_path.handed_off
+    assert said(stream.answer) == said(undisturbed)
+    assert stream.answer.migrations == 1
+    assert usage.cached_tokens <= usage.prompt_tokens
+
+
 async def test_an_answer_survives_the_death_of_one_worker_after_the_other() -> None:
     config = simulated(router=ROUND_ROBIN, timing=SLOW)
     async with run_mesh(config) as mesh, run_victims(mesh) as victims:
@@ -180,6 +117,8 @@ async def test_an_answer_survives_the_death_of_one_worker_after_the_other() -> N
 
     assert said(stream.answer) == said(undisturbed)
     assert stream.answer.migrations == 4
+    # The other worker has it all, the beginning of the answer included.
+    assert stream.answer.usage.cached_tokens <= stream.answer.usage.prompt_tokens
 
 
 async def test_without_another_worker_it_goes_on_at_its_own_once_that_is_back() -> None:
@@ -198,7 +137,7 @@ async def test_without_another_worker_it_goes_on_at_its_own_once_that_is_back() 
     assert stream.answer.migrations == 1
 
 
-@pytest.mark.parametrize("part", VICTIMS)
+@pytest.mark.parametrize("part", PARTS)
 async def test_where_nobody_can_go_on_the_client_is_told_with_what_came(part: str) -> None:
     config = simulated(router={"worker_wait_s": 0.05}, timing=SLOW)
     async with run_mesh(config) as mesh, run_workers(mesh, 1) as workers:
