@@ -196,35 +196,32 @@ class S3Fifo:
             self._gone.add(key)
 
     def candidates(self) -> Iterator[bytes]:
-        # What is turned down goes to its queue's end, behind all others.
-        for _ in range(len(self._uses) * (self.MAX_USES + 1)):
-            if len(self._small) >= self._max_small or not self._main:
-                yield from self._try_small()
+        if len(self._small) >= self._max_small or not self._main:
+            yield from self._around_small()
+            yield from self._around_main()
+        else:
+            yield from self._around_main()
+            yield from self._around_small()
+
+    def _around_small(self) -> Iterator[bytes]:
+        for _ in range(len(self._small)):
+            key = next(iter(self._small))
+            if self._uses[key]:
+                del self._small[key]
+                self._main[key] = None
+                self._uses[key] = 0
+                continue
+            yield key
+            self._small.move_to_end(key)  # turned down: behind all others
+
+    def _around_main(self) -> Iterator[bytes]:
+        for _ in range(len(self._main) * (self.MAX_USES + 1)):
+            key = next(iter(self._main))
+            if self._uses[key]:
+                self._uses[key] -= 1
             else:
-                yield from self._try_main()
-        # Enough of one queue; whoever has turned all that down may take anything.
-        yield from list(self._uses)
-
-    def _try_small(self) -> Iterator[bytes]:
-        key = next(iter(self._small), None)
-        if key is None:
-            return
-        if self._uses[key]:
-            del self._small[key]
-            self._main[key] = None
-            self._uses[key] = 0
-            return
-        yield key
-        self._small.move_to_end(key)
-
-    def _try_main(self) -> Iterator[bytes]:
-        key = next(iter(self._main))
-        if self._uses[key]:
-            self._uses[key] -= 1
+                yield key
             self._main.move_to_end(key)
-            return
-        yield key
-        self._main.move_to_end(key)
 
 
 class _Ghosts:
@@ -233,6 +230,9 @@ class _Ghosts:
     def __init__(self, max_keys: int) -> None:
         self._max_keys = max_keys
         self._keys: OrderedDict[bytes, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._keys)
 
     def add(self, key: bytes) -> None:
         self._keys[key] = None

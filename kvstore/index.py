@@ -6,19 +6,21 @@ only the last block here may go: a tail is worth nothing without its head.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from kvstore.eviction import EvictionPolicy
+from kvstore.prefixes import Changes, Prefixes
 from kvstore.tier2 import Record
 
 # Blocks given to a reader go last, for as long as a copy may take.
 LEASE_S = 1.0
 # Writers hold half of the slots at most: what they hold cannot be evicted.
 MAX_RESERVED_SHARE = 0.5
+# A tenant over its share gives up so many blocks for a new one: a share that was
+# lowered is reached step by step.
+MAX_EVICTED_FOR_ONE = 2
 
 
 @dataclass(slots=True)
@@ -27,26 +29,27 @@ class Entry:
     tenant: str
     # Storage key of the block before it, b"" for the first of a chain.
     parent: bytes
-    # None: reserved, not written yet.
+    reserved_s: float
+    # None: not written yet.
     record: Record | None = None
 
 
-class Changes(NamedTuple):
-    """Prefix keys that came and went, net, in order (as keys of a dict)."""
-
-    stored: dict[bytes, None]
-    evicted: dict[bytes, None]
-
-
 class BlockIndex:
-    """`max_tenant_share` may be changed at any time."""
+    """`max_tenant_share` may be changed at any time. `new_policy`: for so many blocks."""
 
     def __init__(
-        self, num_slots: int, policy: EvictionPolicy, *, max_tenant_share: float = 1.0
+        self,
+        num_slots: int,
+        new_policy: Callable[[int], EvictionPolicy],
+        *,
+        max_tenant_share: float = 1.0,
     ) -> None:
         self.num_slots = num_slots
         self.max_tenant_share = max_tenant_share
-        self._policy = policy
+        self._new_policy = new_policy
+        self._policy = new_policy(num_slots)
+        # Of tenants that have come to their share: they push out blocks of their own.
+        self._own_policies: dict[str, EvictionPolicy] = {}
         # A slot that was given back is used last: a writer that was cut off may still write.
         self._free = deque(range(num_slots))
         self._entries: dict[bytes, Entry] = {}
@@ -55,9 +58,7 @@ class BlockIndex:
         # Slots by tenant, reserved ones included.
         self._slots_of: Counter[str] = Counter()
         self._leases: OrderedDict[bytes, float] = OrderedDict()
-        # One prefix may be here several times, computed by different engines.
-        self._prefixes: Counter[bytes] = Counter()
-        self._changes = Changes({}, {})
+        self._prefixes = Prefixes()
         self._evicted: Counter[str] = Counter()
 
     @property
@@ -70,7 +71,7 @@ class BlockIndex:
 
     @property
     def prefix_keys(self) -> Collection[bytes]:
-        return self._prefixes.keys()
+        return self._prefixes.keys
 
     def tenants(self) -> dict[str, int]:
         """Slots in use by tenant."""
@@ -90,10 +91,17 @@ class BlockIndex:
             (length for length, key in enumerate(chain) if self.find(key) is None), len(chain)
         )
 
+    def came_within(self, key: bytes, seconds: float, now_s: float) -> bool:
+        """Whether it is here, or on its way, and has not been for long."""
+        entry = self._entries.get(key)
+        return entry is not None and now_s - entry.reserved_s < seconds
+
     def touch(self, chain: Iterable[bytes]) -> None:
         """These blocks, in chain order, were used."""
-        for key in reversed([key for key in chain if self.find(key) is not None]):
-            self._policy.touch(key)
+        found = [(key, entry) for key in chain if (entry := self.find(key)) is not None]
+        for key, entry in reversed(found):
+            for policy in self._policies_of(entry.tenant):
+                policy.touch(key)
 
     def lease(self, key: bytes, now_s: float) -> None:
         """It is given to a reader, who copies it now."""
@@ -103,18 +111,17 @@ class BlockIndex:
     def reserve(
         self, key: bytes, parent: bytes, tenant: str, now_s: float, spare: Collection[bytes] = ()
     ) -> int | None:
-        """A slot for a block that is to come, evicting another one if need be.
+        """A slot for a block that is to come, evicting others if need be.
 
         None when there is no room: for this tenant, or without evicting one of `spare`.
         """
         assert key not in self._entries
         if self._num_reserved >= max(1, int(self.num_slots * MAX_RESERVED_SHARE)):
             return None
-        full = self._slots_of[tenant] >= max(1, math.floor(self.num_slots * self.max_tenant_share))
-        if (full or not self._free) and not self._evict_for(tenant if full else None, now_s, spare):
+        if not self._make_room(tenant, now_s, spare):
             return None
         slot = self._free.popleft()
-        self._entries[key] = Entry(slot, tenant, parent)
+        self._entries[key] = Entry(slot, tenant, parent, now_s)
         self._children.setdefault(parent, {})[key] = None
         self._slots_of[tenant] += 1
         self._num_reserved += 1
@@ -131,9 +138,10 @@ class BlockIndex:
             assert entry.record is None
             entry.record = record
             self._num_reserved -= 1
-            self._add_prefix(record.block.prefix_key)
+            self._prefixes.add(record.block.prefix_key)
         for record in reversed(records):
-            self._policy.insert(record.block.storage_key)
+            for policy in self._policies_of(self._entries[record.block.storage_key].tenant):
+                policy.insert(record.block.storage_key)
 
     def release(self, key: bytes) -> int:
         """Give a reserved slot back, unwritten. Returns the slot."""
@@ -160,49 +168,75 @@ class BlockIndex:
         return evicted
 
     def take_changes(self) -> Changes:
-        """What came and went since the last call."""
-        changes, self._changes = self._changes, Changes({}, {})
-        return changes
+        """Prefixes that came and went since the last call."""
+        return self._prefixes.take_changes()
 
     def check_integrity(self) -> None:
         used = [entry.slot for entry in self._entries.values()]
         assert sorted([*used, *self._free]) == list(range(self.num_slots))
         reserved = sum(entry.record is None for entry in self._entries.values())
         assert reserved == self._num_reserved
-        assert +self._slots_of == Counter(entry.tenant for entry in self._entries.values())
-        found = [entry.record.block for entry in self._entries.values() if entry.record]
-        assert self._prefixes == Counter(block.prefix_key for block in found)
+        assert self._slots_of == Counter(entry.tenant for entry in self._entries.values())
+        self._prefixes.check_integrity(
+            [entry.record.block.prefix_key for entry in self._entries.values() if entry.record]
+        )
         children = {(entry.parent, key) for key, entry in self._entries.items()}
-        listed = {(p, key) for p, under in self._children.items() for key in under}
-        assert children == listed
-        assert len(self._policy) == self.num_blocks
-        assert all(key in self._policy for key in self.keys())
+        assert children == {(p, key) for p, under in self._children.items() for key in under}
+        assert all(self._children.values())
+        assert self._leases.keys() <= self._entries.keys()
+        for tenant, policy in [(None, self._policy), *self._own_policies.items()]:
+            keys = self.keys(tenant)
+            assert len(policy) == len(keys)
+            assert all(key in policy for key in keys)
 
-    def _evict_for(self, tenant: str | None, now_s: float, spare: Collection[bytes]) -> bool:
-        """Evict one block, of this tenant if one is named."""
+    def _make_room(self, tenant: str, now_s: float, spare: Collection[bytes]) -> bool:
+        """For one more block of the tenant."""
+        num_over = 1 + self._slots_of[tenant] - self._most_slots
+        if num_over <= 0 or self._most_slots == self.num_slots:
+            return bool(self._free) or self._evict_one(self._policy, now_s, spare)
+        for _ in range(min(num_over, MAX_EVICTED_FOR_ONE)):
+            if not self._evict_one(self._own_policy(tenant), now_s, spare):
+                return False
+        return True
+
+    @property
+    def _most_slots(self) -> int:
+        """Of one tenant."""
+        return max(1, int(self.num_slots * self.max_tenant_share))
+
+    def _own_policy(self, tenant: str) -> EvictionPolicy:
+        own = self._own_policies.get(tenant)
+        if own is None:
+            own = self._own_policies[tenant] = self._new_policy(self._most_slots)
+            for key in self.keys(tenant):
+                own.insert(key)
+        return own
+
+    def _policies_of(self, tenant: str) -> tuple[EvictionPolicy, ...]:
+        own = self._own_policies.get(tenant)
+        return (self._policy,) if own is None else (self._policy, own)
+
+    def _evict_one(self, policy: EvictionPolicy, now_s: float, spare: Collection[bytes]) -> bool:
         self._forget_leases(now_s)
-        for held in (self._leases, ()):
-            for key in self._policy.candidates():
-                leaf = self._leaf(key)
-                entry = self._entries[leaf]
-                if (
-                    entry.record is not None
-                    and leaf not in held
-                    and leaf not in spare
-                    and tenant in (None, entry.tenant)
-                ):
-                    self._evicted[entry.tenant] += 1
+        for held in (self._leases, ()) if self._leases else ((),):
+            seen: set[bytes] = set()
+            for key in policy.candidates():
+                leaf = self._leaf(key, seen)
+                if leaf is not None and leaf not in held and leaf not in spare:
+                    self._evicted[self._entries[leaf].tenant] += 1
                     self._remove(leaf, evicted=True)
                     return True
-            if not self._leases:
-                break
         return False
 
-    def _leaf(self, key: bytes) -> bytes:
-        """The end of a chain through `key`."""
-        while children := self._children.get(key):
+    def _leaf(self, key: bytes, seen: set[bytes]) -> bytes | None:
+        """The end of a chain through `key`; None when it is not written yet, or was seen."""
+        while key not in seen:
+            seen.add(key)
+            children = self._children.get(key)
+            if not children:
+                return key if self.find(key) is not None else None
             key = next(iter(children))
-        return key
+        return None
 
     def _forget_leases(self, now_s: float) -> None:
         while self._leases:
@@ -214,9 +248,10 @@ class BlockIndex:
     def _remove(self, key: bytes, *, evicted: bool) -> int:
         entry = self._entries[key]
         assert entry.record is not None
-        self._policy.remove(key, evicted=evicted)
+        for policy in self._policies_of(entry.tenant):
+            policy.remove(key, evicted=evicted)
         self._leases.pop(key, None)
-        self._remove_prefix(entry.record.block.prefix_key)
+        self._prefixes.remove(entry.record.block.prefix_key)
         return self._free_slot(key, entry)
 
     def _free_slot(self, key: bytes, entry: Entry) -> int:
@@ -228,20 +263,7 @@ class BlockIndex:
         self._slots_of[entry.tenant] -= 1
         if not self._slots_of[entry.tenant]:
             del self._slots_of[entry.tenant]
+        if 2 * self._slots_of[entry.tenant] < self._most_slots:
+            self._own_policies.pop(entry.tenant, None)
         self._free.append(entry.slot)
         return entry.slot
-
-    def _add_prefix(self, prefix_key: bytes) -> None:
-        self._prefixes[prefix_key] += 1
-        if self._prefixes[prefix_key] == 1:
-            self._note(prefix_key, self._changes.evicted, self._changes.stored)
-
-    def _remove_prefix(self, prefix_key: bytes) -> None:
-        self._prefixes[prefix_key] -= 1
-        if not self._prefixes[prefix_key]:
-            del self._prefixes[prefix_key]
-            self._note(prefix_key, self._changes.stored, self._changes.evicted)
-
-    def _note(self, prefix_key: bytes, undone: dict[bytes, None], done: dict[bytes, None]) -> None:
-        if undone.pop(prefix_key, self) is self:
-            done[prefix_key] = None

@@ -138,6 +138,4 @@ class MemoryTier:
 
     def _lay_out_index(self) -> None:
         num_slots = self.arena.layout.num_slots
-        self.index = BlockIndex(
-            num_slots, self._policy(num_slots), max_tenant_share=self._max_tenant_share
-        )
+        self.index = BlockIndex(num_slots, self._policy, max_tenant_share=self._max_tenant_share)

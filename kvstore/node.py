@@ -99,7 +99,7 @@ class KvStoreNode:
     async def _check_when_idle(self) -> None:
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
-            if self.store.num_writers:
+            if not self.store.is_idle:
                 continue
             try:
                 self.store.check_integrity()

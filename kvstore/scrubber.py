@@ -42,6 +42,10 @@ class Scrubber:
     ) -> None:
         await end_tasks([self._task])
 
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
     def look_at(self, record: Record) -> None:
         key = record.block.storage_key
         seen_s = self._seen_s.get(key, -INTERVAL_S)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
 from firsttoken.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
-from kvstore.store import Given, KvStore
+from kvstore.reader import MAX_SENT_BYTES, Given
+from kvstore.store import KvStore, Selection
 from kvstore.tier2 import Tier2Stats, Wanted
 from kvstore.writer import Finished, NewBlock, Reservation, State, Writer
 from services.core.errors import InvalidArgument
 from services.core.keys import join_keys, split_keys, storage_key
 from services.core.kvblocks import CHECKSUM_BYTES, MAX_FINGERPRINT_BYTES, Block
 from services.runtime.changes import KeysChange, KeysEvent
-from services.runtime.channels import MAX_MESSAGE_BYTES
 from services.runtime.interceptor import Context
 from services.runtime.protocol import MAX_TENANT_CHARACTERS
 
-# A message holds a block and what is said about it.
-MAX_SENT_BYTES = MAX_MESSAGE_BYTES - (1 << 16)
+# Of the time until a caller's deadline, so that the answer still gets there.
+PATIENT_SHARE = 0.8
 
 _STATES = {
     State.RESERVED: kvstore_pb2.RESERVATION_STATE_RESERVED,
@@ -34,7 +35,10 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
     async def Match(
         self, request: kvstore_pb2.MatchRequest, context: Context
     ) -> kvstore_pb2.MatchResponse:
-        matched = await self._store.match(_keys("chain", request.chain))
+        # What is in L1 is still of use when L2 says nothing until the caller's deadline.
+        remaining_s = context.time_remaining()
+        patience_s = math.inf if remaining_s is None else PATIENT_SHARE * remaining_s
+        matched = await self._store.match(_keys("chain", request.chain), patience_s=patience_s)
         below = self._tier2_stats()
         return kvstore_pb2.MatchResponse(
             num_l1=matched.num_l1,
@@ -105,10 +109,13 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
         if selection is None or (selection == "all" and not request.all):
             return kvstore_pb2.EvictResponse()
         evicted = await self._store.evict(
-            storage_keys=_keys("storage_keys", request.storage_keys),
-            tenant=request.tenant if selection == "tenant" else None,
-            everything=selection == "all",
-            from_l2=request.from_l2,
+            Selection(
+                storage_keys=_keys("storage_keys", request.storage_keys),
+                tenant=request.tenant if selection == "tenant" else None,
+                everything=selection == "all",
+            ),
+            from_l1=not request.tiers or kvstore_pb2.TIER_L1 in request.tiers,
+            from_l2=not request.tiers or kvstore_pb2.TIER_L2 in request.tiers,
         )
         return kvstore_pb2.EvictResponse(num_l1=evicted.num_l1, num_l2=evicted.num_l2)
 
@@ -159,10 +166,7 @@ def _reservation_to_proto(block: Block, made: Reservation) -> kvstore_pb2.Reserv
 
 def _new_block(header: kvstore_pb2.BlockHeader, chain: Sequence[bytes]) -> NewBlock:
     """A block says what it is, and cannot lie about its key: that is a hash of the rest."""
-    if not 1 <= len(header.fingerprint) <= MAX_FINGERPRINT_BYTES:
-        raise InvalidArgument.of(
-            "reserve.headers.fingerprint", f"must be 1 to {MAX_FINGERPRINT_BYTES} bytes"
-        )
+    _check_fingerprint("reserve.headers.fingerprint", header.fingerprint)
     if header.storage_key != storage_key(header.prefix_key, header.fingerprint):
         raise InvalidArgument.of(
             "reserve.headers.storage_key", "must be the hash of prefix_key and fingerprint"
@@ -199,12 +203,18 @@ def _finished(commit: kvstore_pb2.Commit) -> list[Finished]:
 def _check_get(request: kvstore_pb2.GetRequest, length: int) -> None:
     if any(index >= length for index in request.indices):
         raise InvalidArgument.of("indices", f"must be below {length}, the chain's length")
+    _check_fingerprint("fingerprint", request.fingerprint)
     if not request.num_bytes:
         raise InvalidArgument.of("num_bytes", "must be positive")
     if not request.mapped and request.num_bytes > MAX_SENT_BYTES:
         raise InvalidArgument.of(
             "num_bytes", f"must be at most {MAX_SENT_BYTES} where the arena is not mapped"
         )
+
+
+def _check_fingerprint(field: str, fingerprint: bytes) -> None:
+    if not 1 <= len(fingerprint) <= MAX_FINGERPRINT_BYTES:
+        raise InvalidArgument.of(field, f"must be 1 to {MAX_FINGERPRINT_BYTES} bytes")
 
 
 def _keys(field: str, joined: bytes) -> list[bytes]:

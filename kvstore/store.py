@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import math
+import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, contextmanager
@@ -11,10 +12,10 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from kvstore.memory_tier import MemoryTier
+from kvstore.reader import Given, Reader
 from kvstore.scrubber import Scrubber
-from kvstore.tier2 import Found, Record, Tier2, Wanted
+from kvstore.tier2 import Record, Tier2, Wanted
 from kvstore.writer import Writer
-from services.core.kvblocks import Place
 
 FLUSH_TIMEOUT_S = 2.0
 THREADS = 2
@@ -29,14 +30,12 @@ class Matched(NamedTuple):
     num_all: int
 
 
-class Given(NamedTuple):
-    """A block of a chain, in one of two ways. Without `record`: a miss."""
+class Selection(NamedTuple):
+    """Some blocks: these, those of a tenant, or all."""
 
-    chain_index: int
-    record: Record | None = None
-    place: Place | None = None
-    data: bytes | None = None
-    from_l2: bool = False
+    storage_keys: Sequence[bytes] = ()
+    tenant: str | None = None
+    everything: bool = False
 
 
 class Evicted(NamedTuple):
@@ -50,6 +49,7 @@ class KvStore:
     def __init__(self, tier1: MemoryTier, tier2: Tier2 | None = None) -> None:
         self.tier1 = tier1
         self.tier2 = tier2
+        self.num_readers = 0
         self.num_writers = 0
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kv blocks")
         self._scrubber = Scrubber(tier1, self._threads)
@@ -75,12 +75,21 @@ class KvStore:
     ) -> None:
         await self._stack.aclose()
 
-    async def match(self, chain: Sequence[bytes]) -> Matched:
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is read, and nothing is on its way in."""
+        return not self.num_readers and not self.tier1.index.num_reserved
+
+    async def match(self, chain: Sequence[bytes], *, patience_s: float = math.inf) -> Matched:
+        """What L2 does not say within `patience_s` is not there."""
+        until_s = time.monotonic() + patience_s
         num_l1 = num_all = self.tier1.index.match(chain)
         for _ in range(MAX_MATCH_ROUNDS):
             if self.tier2 is None or num_all == len(chain):
                 break
-            num_l2 = await self.tier2.exists_many(chain, num_all)
+            num_l2 = await self.tier2.exists_many(
+                chain, num_all, patience_s=until_s - time.monotonic()
+            )
             if not num_l2:
                 break
             num_all += num_l2
@@ -90,20 +99,15 @@ class KvStore:
     async def get(
         self, chain: Sequence[bytes], indices: Sequence[int], wanted: Wanted, *, mapped: bool
     ) -> AsyncGenerator[Given, None]:
-        """One answer for each index, in this order, each as soon as it is in L1."""
-        tier1 = self.tier1
-        tier1.index.touch([chain[index] for index in sorted(set(indices))])
-        absent = deque(i for i in indices if tier1.find(chain[i], i, wanted) is None)
-        async with aclosing(self._read_below(chain, tuple(absent), wanted)) as below:
-            for index in indices:
-                record, found = tier1.find(chain[index], index, wanted), None
-                if absent and absent[0] == index:
-                    # Also when another call has brought it in the meantime: answers come in order.
-                    absent.popleft()
-                    found = await anext(below)
-                    record = self._keep(chain, found, wanted)
-                from_l2 = found is not None and record is not None
-                yield self._give(index, record, mapped=mapped, from_l2=from_l2)
+        """See Reader.read."""
+        reader = Reader(self.tier1, self.tier2, self._scrubber, chain, wanted, mapped=mapped)
+        self.num_readers += 1
+        try:
+            async with aclosing(reader.read(indices)) as answers:
+                async for given in answers:
+                    yield given
+        finally:
+            self.num_readers -= 1
 
     @contextmanager
     def writing(self) -> Iterator[Writer]:
@@ -116,76 +120,20 @@ class KvStore:
             self.num_writers -= 1
             writer.release()
 
-    async def evict(
-        self,
-        *,
-        storage_keys: Sequence[bytes] = (),
-        tenant: str | None = None,
-        everything: bool = False,
-        from_l2: bool = False,
-    ) -> Evicted:
-        keys = storage_keys
-        if everything or tenant is not None:
-            keys = self.tier1.index.keys(None if everything else tenant)
-        num_l1 = self.tier1.drop(keys)
-        num_l2 = 0
+    async def evict(self, selection: Selection, *, from_l1: bool, from_l2: bool) -> Evicted:
+        num_l1 = num_l2 = 0
+        if from_l1:
+            keys = selection.storage_keys
+            if selection.everything or selection.tenant is not None:
+                keys = self.tier1.index.keys(selection.tenant)
+            num_l1 = self.tier1.drop(keys)
         if from_l2 and self.tier2 is not None:
-            num_l2 = await self.tier2.evict(
-                storage_keys=storage_keys, tenant=tenant, everything=everything
-            )
+            num_l2 = await self.tier2.evict(**selection._asdict())
         return Evicted(num_l1, num_l2)
 
     def check_integrity(self) -> None:
         self.tier1.check_integrity()
         assert self.num_writers or not self.tier1.index.num_reserved
-
-    def _give(self, index: int, record: Record | None, *, mapped: bool, from_l2: bool) -> Given:
-        counters = self.tier1.counters
-        data = place = None
-        if record is not None:
-            key = record.block.storage_key
-            if mapped:
-                place = self.tier1.lease(key)
-                self._scrubber.look_at(record)
-            else:
-                data = self.tier1.copy(key, record)
-        if record is None or (place is None and data is None):
-            counters.num_misses += 1
-            return Given(index)
-        if from_l2:
-            counters.num_misses += 1
-        else:
-            counters.hit(record.tenant, record.block.num_bytes)
-        return Given(index, record, place, data, from_l2)
-
-    async def _read_below(
-        self, chain: Sequence[bytes], indices: Sequence[int], wanted: Wanted
-    ) -> AsyncGenerator[Found, None]:
-        if self.tier2 is None or not indices:
-            for index in indices:
-                yield Found(index, "missing")
-            return
-        async with aclosing(self.tier2.get_many(chain, indices, wanted)) as found:
-            async for each in found:
-                yield each
-
-    def _keep(self, chain: Sequence[bytes], found: Found, wanted: Wanted) -> Record | None:
-        """Bring a block of L2 into L1."""
-        tier1 = self.tier1
-        index, key = found.chain_index, chain[found.chain_index]
-        record = tier1.find(key, index, wanted)
-        if record is not None or found.record is None or found.payload is None:
-            return record
-        if key in tier1.index:
-            return None  # a writer is bringing it
-        parent = chain[index - 1] if index else b""
-        place = tier1.reserve(found.record.block, parent, found.record.tenant, frozenset(chain))
-        if place is None:
-            return None
-        tier1.arena.write(place.slot, found.payload)
-        tier1.publish([found.record])
-        tier1.tell()
-        return found.record
 
     def _keep_below(self, chain: Sequence[bytes], record: Record) -> None:
         if self.tier2 is not None:

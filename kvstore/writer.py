@@ -7,7 +7,9 @@ it leaves it, however the call ends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from enum import Enum
 from functools import partial
@@ -20,6 +22,9 @@ from services.core.kvblocks import Block, Buffer, Place
 
 # One writer holds this share of the slots at most: a hung one must not starve the others.
 MAX_SHARE = 0.25
+# A prompt's blocks come piece by piece; a piece that follows another so soon is not
+# another use of what is before it.
+SAME_PROMPT_S = 10.0
 
 
 class State(Enum):
@@ -51,6 +56,8 @@ class _Reserved(NamedTuple):
     block: Block
     tenant: str
     slot: int
+    # Storage keys up to this block at least.
+    chain: Sequence[bytes]
 
 
 class Writer:
@@ -65,16 +72,15 @@ class Writer:
         self._tier = tier
         self._threads = threads
         self._keep_below = keep_below
-        self._chain: Sequence[bytes] = ()
         self._reserved: dict[bytes, _Reserved] = {}
 
     def reserve(self, new: Sequence[NewBlock], chain: Sequence[bytes]) -> list[Reservation]:
         """`chain`: storage keys up to the last of these blocks."""
-        index = self._tier.index
-        self._chain = chain
+        first = min((each.block.index for each in new), default=0)
+        if first and not self._goes_on(chain[first - 1]):
+            self._tier.index.touch(chain[:first])
         spare = frozenset(chain)
-        index.touch(chain)
-        reservations = [self._reserve_one(block, tenant, spare) for block, tenant in new]
+        reservations = [self._reserve_one(*each, chain, spare) for each in new]
         self._tier.tell()
         return reservations
 
@@ -83,47 +89,53 @@ class Writer:
 
         Raises InvalidArgument for a block that this writer has not reserved.
         """
-        writes = [(self._take(each.storage_key), each) for each in finished]
+        writes = list(zip(self._take(finished), finished, strict=True))
         work = partial(self._write_and_verify, writes)
         loop = asyncio.get_running_loop()
         writing = loop.run_in_executor(self._threads, work)
         try:
-            sound = await asyncio.shield(writing)
+            reasons = await asyncio.shield(writing)
         except BaseException:
             # The thread may write yet: its places are free when it has ended.
-            writing.add_done_callback(lambda _: self._release([r for r, _ in writes]))
+            writing.add_done_callback(lambda _: self._release(r for r, _ in writes))
             raise
-        records = []
-        for (reserved, each), reason in zip(writes, sound, strict=True):
+        sound = []
+        for (reserved, each), reason in zip(writes, reasons, strict=True):
             if reason:
                 self._tier.counters.rejected[reason] += 1
                 self._release([reserved])
             else:
-                records.append(Record(reserved.block, reserved.tenant, each.checksum))
-        records.sort(key=lambda record: record.block.index)
-        self._tier.publish(records)
+                record = Record(reserved.block, reserved.tenant, each.checksum)
+                sound.append((record, reserved.chain))
+        sound.sort(key=lambda pair: pair[0].block.index)
+        self._tier.publish([record for record, _ in sound])
         self._tier.tell()
-        for record in records:
-            self._keep_below(self._chain, record)
-        return len(records)
+        for record, chain in sound:
+            self._keep_below(chain, record)
+        return len(sound)
 
     def release(self) -> None:
         """Give back what is reserved. May be called twice."""
         reserved, self._reserved = list(self._reserved.values()), {}
         self._release(reserved)
 
-    def _reserve_one(self, block: Block, tenant: str, spare: frozenset[bytes]) -> Reservation:
+    def _goes_on(self, parent: bytes) -> bool:
+        return self._tier.index.came_within(parent, SAME_PROMPT_S, time.monotonic())
+
+    def _reserve_one(
+        self, block: Block, tenant: str, chain: Sequence[bytes], spare: frozenset[bytes]
+    ) -> Reservation:
         key = block.storage_key
         if key in self._tier.index:
             return Reservation(State.PRESENT)
         if len(self._reserved) >= self._max_reserved:
             self._tier.counters.rejected["no_room"] += 1
             return Reservation(State.REFUSED)
-        parent = self._chain[block.index - 1] if block.index else b""
+        parent = chain[block.index - 1] if block.index else b""
         place = self._tier.reserve(block, parent, tenant, spare)
         if place is None:
             return Reservation(State.REFUSED)
-        self._reserved[key] = _Reserved(block, tenant, place.slot)
+        self._reserved[key] = _Reserved(block, tenant, place.slot, chain)
         return Reservation(State.RESERVED, place)
 
     @property
@@ -131,13 +143,15 @@ class Writer:
         arena = self._tier.arena
         return max(1, int(arena.layout.num_slots * MAX_SHARE)) if arena.is_laid_out else 1
 
-    def _take(self, key: bytes) -> _Reserved:
-        reserved = self._reserved.pop(key, None)
-        if reserved is None:
-            raise InvalidArgument.of(
-                "commit.blocks.storage_key", f"is not reserved by this call: {key.hex()}"
-            )
-        return reserved
+    def _take(self, finished: Sequence[Finished]) -> list[_Reserved]:
+        """All of them, or none."""
+        keys = [each.storage_key for each in finished]
+        for key, times in Counter(keys).items():
+            if key not in self._reserved or times > 1:
+                raise InvalidArgument.of(
+                    "commit.blocks.storage_key", f"is not reserved by this call: {key.hex()}"
+                )
+        return [self._reserved.pop(key) for key in keys]
 
     def _write_and_verify(self, writes: Sequence[tuple[_Reserved, Finished]]) -> list[str]:
         """In a thread: bytes of a block are megabytes. A reason for each that is not sound."""
@@ -153,6 +167,6 @@ class Writer:
             reasons.append("" if sound else "checksum")
         return reasons
 
-    def _release(self, reserved: Sequence[_Reserved]) -> None:
+    def _release(self, reserved: Iterable[_Reserved]) -> None:
         for each in reserved:
             self._tier.release(each.block.storage_key)

@@ -11,7 +11,7 @@ import gzip
 import heapq
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -51,16 +51,18 @@ def measure(
     for size in sizes:
         num_slots = max(1, round(size * num_distinct))
         for policy in policies:
-            rate = replay(chains, num_slots, POLICIES[policy](num_slots))
+            rate = replay(chains, num_slots, POLICIES[policy])
             rows.append(Row(name, policy, size, num_slots, rate))
         rows.append(Row(name, BELADY, size, num_slots, replay_belady(chains, num_slots)))
     rows.append(Row(name, UNLIMITED, 1.0, num_distinct, replay_belady(chains, num_distinct)))
     return rows
 
 
-def replay(chains: Iterable[Chain], num_slots: int, policy: EvictionPolicy) -> float:
+def replay(
+    chains: Iterable[Chain], num_slots: int, new_policy: Callable[[int], EvictionPolicy]
+) -> float:
     """The hit rate of a store that is asked for each chain, and then given what it lacked."""
-    index = BlockIndex(num_slots, policy)
+    index = BlockIndex(num_slots, new_policy)
     num_hits = num_asked = 0
     for chain in chains:
         keys = [block.to_bytes(32, "little") for block in chain]

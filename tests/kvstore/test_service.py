@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
-from typing import NamedTuple
 
 import grpc
 import numpy as np
@@ -11,13 +8,8 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from firsttoken.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
-from kvstore.memory_tier import MemoryTier
-from kvstore.service import KvStoreServicer
-from kvstore.store import KvStore
+from firsttoken.kvstore.v1 import kvstore_pb2
 from services.core.kvblocks import Bytes, checksum, copy_block, payload
-from services.runtime.server import MeshServer
-from services.runtime.sharing import MemoryServer, open_shared
 from tests.kvstore.blocks import (
     FINGERPRINT,
     NUM_BYTES,
@@ -25,8 +17,6 @@ from tests.kvstore.blocks import (
     REFUSED,
     RESERVED,
     Client,
-    as_arena,
-    client_of,
     commit_request,
     header_of,
     make_chain,
@@ -34,34 +24,8 @@ from tests.kvstore.blocks import (
     place_of,
     reserve_request,
 )
+from tests.kvstore.serving import running
 from tests.runtime.waiting import eventually
-
-
-class Running(NamedTuple):
-    store: KvStore
-    client: Client
-    # As a worker on this host has mapped it.
-    arena: Bytes
-
-
-@contextlib.asynccontextmanager
-async def running(
-    *, num_slots: int = 40, policy: str = "lru", share: float = 1.0
-) -> AsyncIterator[Running]:
-    """A real server; what it holds is checked when all calls have ended."""
-    capacity = num_slots * (256 + -(-NUM_BYTES // 64) * 64)
-    tier1 = MemoryTier(capacity_bytes=capacity, policy=policy, max_tenant_share=share)
-    async with KvStore(tier1) as store:
-        server = MeshServer("127.0.0.1:0", service_names=[])
-        kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server(KvStoreServicer(store), server.server)
-        async with server, MemoryServer(tier1.arena.fd) as memory:
-            mapped = await open_shared(memory.name)
-            async with client_of(server.address) as client:
-                yield Running(store, client, as_arena(mapped.array))
-                await nothing_reserved(client)
-                tier1.feed.close()
-            mapped.close()
-        store.check_integrity()
 
 
 async def test_what_was_put_as_bytes_is_given_as_bytes() -> None:
@@ -470,10 +434,18 @@ async def test_a_commit_of_what_was_not_reserved_is_refused() -> None:
     [
         ("chain", kvstore_pb2.GetRequest(chain=b"odd", num_bytes=1)),
         ("indices", kvstore_pb2.GetRequest(chain=b"k" * 32, indices=[1], num_bytes=1)),
-        ("num_bytes", kvstore_pb2.GetRequest(chain=b"k" * 32)),
-        ("num_bytes", kvstore_pb2.GetRequest(chain=b"k" * 32, num_bytes=1 << 30)),
+        ("fingerprint", kvstore_pb2.GetRequest(chain=b"k" * 32, num_bytes=1)),
+        (
+            "fingerprint",
+            kvstore_pb2.GetRequest(chain=b"k" * 32, fingerprint=b"f" * 65, num_bytes=1),
+        ),
+        ("num_bytes", kvstore_pb2.GetRequest(chain=b"k" * 32, fingerprint=b"f")),
+        (
+            "num_bytes",
+            kvstore_pb2.GetRequest(chain=b"k" * 32, fingerprint=b"f", num_bytes=1 << 30),
+        ),
     ],
-    ids=["odd chain", "index", "no size", "large size"],
+    ids=["odd chain", "index", "no fingerprint", "long fingerprint", "no size", "large size"],
 )
 async def test_a_read_that_makes_no_sense_is_refused_by_name(
     field: str, request_: kvstore_pb2.GetRequest
@@ -483,6 +455,20 @@ async def test_a_read_that_makes_no_sense_is_refused_by_name(
             await client.stub.Get(request_).read()
 
     assert _fields(caught.value) == [field]
+
+
+async def test_a_commit_of_too_much_leaves_nothing_reserved() -> None:
+    chain = make_chain("a", 3)
+    async with running() as (_, client, _):
+        call = client.stub.Put()
+        await call.write(reserve_request(chain, [0, 1]))
+        await call.read()
+        await call.write(commit_request(chain, [0, 1, 2]))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call.read()
+        await nothing_reserved(client)
+
+        assert await client.put(chain) == 3
 
 
 async def test_many_writers_and_readers_at_once_never_see_a_wrong_block() -> None:

@@ -42,6 +42,27 @@ RESERVATION_STATE_REFUSED: ReservationState.ValueType  # 3
 """No room for this tenant, or the block is of another size."""
 Global___ReservationState: _TypeAlias = ReservationState  # noqa: Y015
 
+class _Tier:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tier.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TIER_UNSPECIFIED: _Tier.ValueType  # 0
+    TIER_L1: _Tier.ValueType  # 1
+    """Node memory."""
+    TIER_L2: _Tier.ValueType  # 2
+    """Redis."""
+
+class Tier(_Tier, metaclass=_TierEnumTypeWrapper): ...
+
+TIER_UNSPECIFIED: Tier.ValueType  # 0
+TIER_L1: Tier.ValueType  # 1
+"""Node memory."""
+TIER_L2: Tier.ValueType  # 2
+"""Redis."""
+Global___Tier: _TypeAlias = Tier  # noqa: Y015
+
 @_typing.final
 class BlockHeader(_message.Message):
     """What a block is, beside its bytes."""
@@ -645,23 +666,26 @@ class EvictRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     STORAGE_KEYS_FIELD_NUMBER: _builtins.int
     ALL_FIELD_NUMBER: _builtins.int
-    FROM_L2_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     storage_keys: _builtins.bytes
     """Concatenated storage keys."""
     all: _builtins.bool
-    from_l2: _builtins.bool
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedScalarFieldContainer[Global___Tier.ValueType]:
+        """Empty: both."""
+
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         storage_keys: _builtins.bytes = ...,
         all: _builtins.bool = ...,
-        from_l2: _builtins.bool = ...,
+        tiers: _abc.Iterable[Global___Tier.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "selection", b"selection", "storage_keys", b"storage_keys", "tenant", b"tenant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "from_l2", b"from_l2", "selection", b"selection", "storage_keys", b"storage_keys", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "selection", b"selection", "storage_keys", b"storage_keys", "tenant", b"tenant", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_selection: _TypeAlias = _typing.Literal["tenant", "storage_keys", "all"]  # noqa: Y015
     _WhichOneofArgType_selection: _TypeAlias = _typing.Literal["selection", b"selection"]  # noqa: Y015

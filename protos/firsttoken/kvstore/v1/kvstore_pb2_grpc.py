@@ -112,7 +112,7 @@ class KvStoreServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Evict(self, request, context):
-        """Evict drops blocks from L1, and from L2 if asked.
+        """Evict drops blocks, for an operator: what is dropped is computed again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -33,7 +33,7 @@ class KvStoreServiceStub:
     """Watch streams what enters and leaves L1, after a snapshot."""
     GetStats: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.GetStatsRequest, _kvstore_pb2.GetStatsResponse]
     Evict: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.EvictRequest, _kvstore_pb2.EvictResponse]
-    """Evict drops blocks from L1, and from L2 if asked."""
+    """Evict drops blocks, for an operator: what is dropped is computed again."""
 
 class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
     """KvStoreService keeps blocks by storage key: a hash of the prefix (model, tenant,
@@ -90,6 +90,6 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kvstore_pb2.EvictRequest,
         context: _aio.ServicerContext[_kvstore_pb2.EvictRequest, _abc.Awaitable[_kvstore_pb2.EvictResponse]],
     ) -> _abc.Awaitable[_kvstore_pb2.EvictResponse]:
-        """Evict drops blocks from L1, and from L2 if asked."""
+        """Evict drops blocks, for an operator: what is dropped is computed again."""
 
 def add_KvStoreServiceServicer_to_server(servicer: KvStoreServiceServicer, server: _aio.Server) -> None: ...
