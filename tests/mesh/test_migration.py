@@ -32,7 +32,7 @@ CHAT = [{"role": "user", "content": "Tell me a story of a fox and a lighthouse."
 ASKED: list[Asked] = [(MULTIBYTE, GREEDY), (CHAT, GREEDY), (CHAT, SEEDED), (CHAT, PENALIZED)]
 
 SUM = [{"role": "user", "content": "What is 2 + 2? Answer with one short sentence."}]
-MAX_TOKENS = 100
+WHOLE: Options = {"max_tokens": 100}
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -54,13 +54,13 @@ async def test_an_answer_ends_where_it_would_have_ended() -> None:
     """By the model's own end of sequence, and by a stop string that is broken in two."""
     num_migrations = 0
     async with run_mesh(CONFIG) as mesh, run_victims(mesh) as victims:
-        whole = await mesh.client.complete(SUM, max_tokens=MAX_TOKENS)
+        whole = await mesh.client.complete(SUM, **WHOLE)
         assert whole.finish_reason == "stop"
-        endings: list[Options] = [{}, {"stop": [whole.text[-12:-2]]}]
+        endings: list[Options] = [WHOLE, {**WHOLE, "stop": [whole.text[-12:-2]]}]
         for options in endings:
-            undisturbed = await mesh.client.complete(SUM, max_tokens=MAX_TOKENS, **options)
+            undisturbed = await mesh.client.complete(SUM, **options)
             await victims.ready()
-            async with mesh.client.generate(SUM, max_tokens=MAX_TOKENS, **options) as stream:
+            async with mesh.client.generate(SUM, **options) as stream:
                 await read(stream, len(undisturbed.token_ids) - 3)
                 if mesh.at_work():
                     victims.kill_at_work("core")

@@ -89,7 +89,8 @@ async def test_what_a_prefill_worker_began_goes_on_at_another_decode_worker() ->
     ):
         dispatcher = mesh.router.mesh.dispatcher
         await eventually(lambda: any(each.ready for each in dispatcher.prefill_workers))
-        undisturbed = await mesh.client.complete(prompt, **DRAWN, cache_salt="undisturbed")
+        salted: Options = {**DRAWN, "cache_salt": "undisturbed"}
+        undisturbed = await mesh.client.complete(prompt, **salted)
         async with mesh.client.generate(prompt, **DRAWN) as stream:
             await read(stream, 20)
             victims.kill_at_work("front")
