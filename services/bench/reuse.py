@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from firsttoken.client import Answer, MeshClient
 
 # Common words, one token each in most vocabularies.
-_WORDS = (
+WORDS = (
     *("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world"),
     *("school", "state", "family", "student", "group", "country", "problem", "hand", "part"),
     *("place", "case", "week", "company", "system", "program", "question", "work", "number"),
@@ -31,7 +31,7 @@ class Pair(NamedTuple):
 async def measure(client: MeshClient, *, shared_tokens: int, num_pairs: int) -> list[Pair]:
     pairs = []
     for index in range(num_pairs):
-        words = random.Random(index).choices(_WORDS, k=shared_tokens)
+        words = random.Random(index).choices(WORDS, k=shared_tokens)
         text = " ".join(words)
         # The salt keeps a run from what earlier runs left in the caches.
         salt = f"bench reuse {random.getrandbits(64):x}"
