@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +14,7 @@ from services.cli.failures import Failure
 from services.cli.logs import RunLogs
 from services.cli.process import Service
 from services.cli.progress import watch_until_ready
+from services.cli.restarts import RestartPolicy
 from services.cli.supervisor import Supervisor
 
 T = TypeVar("T")
@@ -52,14 +53,23 @@ class LocalMesh:
     """An async context manager: entered, every member is ready; left, every process is gone.
 
     Raises Failure when a service cannot start. When this process is killed, the
-    services see the end of their lifeline and stop by themselves.
+    services see the end of their lifeline and stop by themselves. `restarts` makes a
+    policy for each service.
     """
 
-    def __init__(self, plan: MeshPlan, *, logs: RunLogs, report: Report) -> None:
+    def __init__(
+        self,
+        plan: MeshPlan,
+        *,
+        logs: RunLogs,
+        report: Report,
+        restarts: Callable[[], RestartPolicy] = RestartPolicy,
+    ) -> None:
         self.stopping = False
         self._plan = plan
         self._logs = logs
         self._report = report
+        self._restarts = restarts
         self._lifeline_fds = os.pipe()
         self._supervisors: list[Supervisor] = []
         self._ready = asyncio.Event()
@@ -133,7 +143,13 @@ class LocalMesh:
             self._report(service.name, text)
 
         log = self._logs.open(service.name, report)
-        supervisor = Supervisor(service, lifeline_fd=self._lifeline_fds[0], log=log, report=report)
+        supervisor = Supervisor(
+            service,
+            lifeline_fd=self._lifeline_fds[0],
+            log=log,
+            report=report,
+            policy=self._restarts(),
+        )
         self._supervisors.append(supervisor)
         return supervisor
 

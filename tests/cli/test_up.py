@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli import up
+from services.cli.plans import can_share_memory
 from tests.cli.running import COMMAND, SERVE, TIMEOUT_S, Run, run_to_end, wait_for
 
 Start = Callable[..., Run]
@@ -356,7 +356,7 @@ def test_without_a_redis_on_the_machine_blocks_stay_in_memory(start: Start, tmp_
 def test_without_shared_memory_there_is_no_kv_store_and_that_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert up.can_share_memory()
+    assert can_share_memory()
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert not up.can_share_memory()
+    assert not can_share_memory()
     assert "no KV store: it needs Linux" in capsys.readouterr().err

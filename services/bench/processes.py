@@ -1,0 +1,44 @@
+"""Processes of a mesh, to be killed by a benchmark."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from firsttoken.control.v1 import control_pb2, control_pb2_grpc
+from services.runtime.startup import StartupError
+
+POLL_S = 0.05
+
+
+async def list_members(
+    stub: control_pb2_grpc.ControlServiceStub, role: control_pb2.MemberRole.ValueType
+) -> list[control_pb2.Member]:
+    members = (await stub.ListMembers(control_pb2.ListMembersRequest())).members
+    return [member for member in members if member.role == role]
+
+
+def kill(members: Sequence[control_pb2.Member], control: str) -> None:
+    """All at once. Raises StartupError, and kills nothing, where one is not of this machine."""
+    for member in members:
+        if control not in _command_line(member.pid):
+            raise StartupError(f"process {member.pid} of the mesh at {control} is not on this host")
+    for member in members:
+        os.kill(member.pid, signal.SIGKILL)
+
+
+async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
+    """Raises TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        while not await holds():  # noqa: ASYNC110  # other processes tell no event
+            await asyncio.sleep(POLL_S)
+
+
+def _command_line(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
