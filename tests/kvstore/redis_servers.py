@@ -77,7 +77,8 @@ def assert_whole(found: Sequence[Found], chain: Chain) -> None:
 
 @contextlib.contextmanager
 def valkey(port: int | None = None, config: dict[str, Any] | None = None) -> Iterator[ValkeyServer]:
-    server = ValkeyServer(port=port, config=config)
+    # Its own choice of a port is the same for all test runs that begin at once.
+    server = ValkeyServer(port=port or free_port(), config=config)
     server.start()
     try:
         yield server
