@@ -9,7 +9,9 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from firsttoken.kvstore.v1 import kvstore_pb2
+from services.core.keys import split_keys
 from services.core.kvblocks import Bytes, checksum, copy_block, payload
+from services.runtime.changes import MAX_BACKLOG
 from tests.kvstore.blocks import (
     FINGERPRINT,
     NUM_BYTES,
@@ -25,6 +27,7 @@ from tests.kvstore.blocks import (
     reserve_request,
 )
 from tests.kvstore.serving import running
+from tests.kvstore.test_memory_tier import put
 from tests.runtime.waiting import eventually
 
 
@@ -345,6 +348,43 @@ async def test_watchers_see_a_snapshot_and_then_every_change() -> None:
     assert stored.stored == second.blocks[0].prefix_key
     assert [each.sequence for each in (snapshot, stored, evicted)] == [1, 2, 3]
     assert {each.incarnation for each in (snapshot, stored, evicted)} == {incarnation}
+
+
+@pytest.mark.parametrize("num_puts", [3, 3 * MAX_BACKLOG], ids=["few", "more than may wait"])
+async def test_a_watcher_hears_each_change_or_a_snapshot_of_them(num_puts: int) -> None:
+    async with running(num_slots=4) as (store, client, _):
+        call = client.stub.Watch(kvstore_pb2.WatchRequest())
+        await call.read()
+        for number in range(num_puts):  # at once: nobody can read meanwhile
+            put(store.tier1, make_chain(f"{number}", 1))
+        last = store.tier1.feed.snapshot()
+        known: set[bytes] = set()
+        snapshots: list[int] = []
+        sequence = 0
+        while sequence < last.sequence:
+            event = await call.read()
+            assert isinstance(event, kvstore_pb2.WatchResponse)
+            known, is_snapshot = follow(known, event)
+            assert is_snapshot or event.sequence == sequence + 1
+            sequence = event.sequence
+            snapshots += [sequence] * is_snapshot
+        call.cancel()
+
+    assert known == set(last.keys)
+    assert snapshots == ([last.sequence] if num_puts > MAX_BACKLOG else [])
+
+
+def follow(known: set[bytes], event: kvstore_pb2.WatchResponse) -> tuple[set[bytes], bool]:
+    """What a watcher knows after an event, and whether that was a snapshot."""
+    kind = event.WhichOneof("event")
+    keys = set(split_keys(event.snapshot or event.stored or event.evicted))
+    if kind == "stored":
+        assert not known & keys
+        return known | keys, False
+    if kind == "evicted":
+        assert keys <= known
+        return known - keys, False
+    return keys, True
 
 
 async def test_a_prefix_known_twice_goes_when_its_last_block_goes() -> None:
