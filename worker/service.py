@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 from firsttoken.common.v1 import common_pb2
 from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
@@ -29,6 +30,14 @@ from worker.stream import TokenStream
 from worker.watch import BlocksEvent, Event, LoadEvent, SnapshotEvent
 
 
+@dataclass(slots=True)
+class HandoffCounts:
+    """Prompts that other workers computed for this one, and this one for others."""
+
+    taken: int = 0
+    given: int = 0
+
+
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     def __init__(
         self,
@@ -51,6 +60,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._delays = delays
         self._on_drain = on_drain
         self._draining = False
+        self._handoffs = HandoffCounts()
 
     async def Generate(
         self, request: worker_pb2.GenerateRequest, context: Context
@@ -82,6 +92,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._refuse_when_draining()
         timeout_s = self._settings().handoff_timeout_ms / 1e3
         await serve_prefill(self._front, self._sources, requests, context, timeout_s=timeout_s)
+        self._handoffs.given += 1
 
     async def Watch(
         self, request: worker_pb2.WatchRequest, context: Context
@@ -89,7 +100,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         with self._front.hub.watch() as watcher:
             while (event := await watcher.next()) is not None:
                 if not (request.load_only and isinstance(event, BlocksEvent)):
-                    yield _event_to_proto(event, load_only=request.load_only)
+                    yield _event_to_proto(event, self._handoffs, load_only=request.load_only)
 
     async def Drain(
         self, request: worker_pb2.DrainRequest, context: Context
@@ -110,6 +121,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     ) -> common_pb2.Finished:
         assert answer.finished is not None
         finished = answer.finished
+        self._handoffs.taken += origin.path.handed_off
         finished.usage.CopyFrom(
             common_pb2.Usage(
                 prompt_tokens=len(prompt.token_ids),
@@ -167,21 +179,29 @@ async def _chunks(
             yield chunk
 
 
-def _event_to_proto(event: Event, *, load_only: bool) -> worker_pb2.WatchResponse:
+def _event_to_proto(
+    event: Event, handoffs: HandoffCounts, *, load_only: bool
+) -> worker_pb2.WatchResponse:
     response = worker_pb2.WatchResponse(sequence=event.sequence, incarnation=event.incarnation)
     match event:
         case SnapshotEvent():
             keys = b"" if load_only else join_keys(event.prefix_keys)
-            snapshot = worker_pb2.Snapshot(prefix_keys=keys, load=_load_to_proto(event.load))
+            snapshot = worker_pb2.Snapshot(
+                prefix_keys=keys, load=_load_to_proto(event.load, handoffs)
+            )
             response.snapshot.CopyFrom(snapshot)
         case BlocksEvent(stored=True):
             response.stored.prefix_keys = join_keys(event.prefix_keys)
         case BlocksEvent():
             response.evicted.prefix_keys = join_keys(event.prefix_keys)
         case LoadEvent():
-            response.load.CopyFrom(_load_to_proto(event.load))
+            response.load.CopyFrom(_load_to_proto(event.load, handoffs))
     return response
 
 
-def _load_to_proto(load: CoreLoad) -> worker_pb2.Load:
-    return worker_pb2.Load(**load._asdict())
+def _load_to_proto(load: CoreLoad, handoffs: HandoffCounts) -> worker_pb2.Load:
+    return worker_pb2.Load(
+        **load._asdict(),
+        num_handoffs_taken=handoffs.taken,
+        num_handoffs_given=handoffs.given,
+    )

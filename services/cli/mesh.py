@@ -173,6 +173,8 @@ class LocalMesh:
 
 async def _start_and_keep(supervisor: Supervisor) -> None:
     await supervisor.start()
+    if supervisor.service.module == REDIS:  # it is no member that would say so itself
+        supervisor.report(f"started on {supervisor.address}")
     try:
         await supervisor.keep_running()
     except Failure as failure:

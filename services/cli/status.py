@@ -5,18 +5,26 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc.aio
 from google.protobuf.message import Message
 
 from firsttoken.control.v1 import control_pb2
+from firsttoken.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
 from services.cli import rpc
 from services.cli.members import role_name, state_name, worker_role_name
+from services.core.config import from_json
 from services.runtime.channels import open_channel
 
-LOAD_TIMEOUT_S = 2.0
+ANSWER_TIMEOUT_S = 2.0
+SILENT = "does not answer"
+
+
+class Status(NamedTuple):
+    generation: int
+    members: list[dict[str, Any]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,22 +33,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    generation, members = rpc.run(_collect(arguments.control))
+    status = rpc.run(_collect(arguments.control))
     if arguments.json:
-        print(json.dumps({"generation": generation, "members": members}))
+        print(json.dumps(status._asdict()))
     else:
-        print("\n".join(_table(generation, members)))
+        print("\n".join(_table(status)))
     return 0
 
 
-async def _collect(control: str) -> tuple[int, list[dict[str, Any]]]:
+async def _collect(control: str) -> Status:
     async with rpc.control_stub(control) as stub:
-        response = await stub.ListMembers(control_pb2.ListMembersRequest(), timeout=rpc.TIMEOUT_S)
-    ordered = sorted(response.members, key=lambda member: (-member.role, member.address))
-    return response.generation, list(await asyncio.gather(*map(_describe, ordered)))
+        listed = await stub.ListMembers(control_pb2.ListMembersRequest(), timeout=rpc.TIMEOUT_S)
+        configured = await stub.GetConfig(control_pb2.GetConfigRequest(), timeout=rpc.TIMEOUT_S)
+    has_l2 = bool(from_json(configured.configuration.config_json).kvstore.redis_url)
+    ordered = sorted(listed.members, key=lambda member: (-member.role, member.address))
+    described = await asyncio.gather(*(_describe(member, has_l2=has_l2) for member in ordered))
+    return Status(listed.generation, list(described))
 
 
-async def _describe(member: control_pb2.Member) -> dict[str, Any]:
+async def _describe(member: control_pb2.Member, *, has_l2: bool) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "id": member.id,
         "role": role_name(member),
@@ -54,6 +65,8 @@ async def _describe(member: control_pb2.Member) -> dict[str, Any]:
     if member.role == control_pb2.MEMBER_ROLE_WORKER:
         fields["worker"] = {**_plain(member.worker), "role": worker_role_name(member.worker)}
         fields["load"] = await _load(member.address)
+    if member.role == control_pb2.MEMBER_ROLE_KVSTORE:
+        fields["kvstore"] = await _blocks(member.address, has_l2=has_l2)
     return fields
 
 
@@ -61,7 +74,7 @@ async def _load(address: str) -> dict[str, Any] | None:
     """What the worker reports first; None when it does not answer."""
     async with open_channel(address) as channel:
         watching = worker_pb2_grpc.WorkerServiceStub(channel).Watch(
-            worker_pb2.WatchRequest(load_only=True), timeout=LOAD_TIMEOUT_S
+            worker_pb2.WatchRequest(load_only=True), timeout=ANSWER_TIMEOUT_S
         )
         try:
             async for response in watching:
@@ -74,12 +87,33 @@ async def _load(address: str) -> dict[str, Any] | None:
     return None
 
 
+async def _blocks(address: str, *, has_l2: bool) -> dict[str, Any] | None:
+    """What the KV store has; None when it does not answer. `l2` is None without a Redis."""
+    async with open_channel(address) as channel:
+        stub = kvstore_pb2_grpc.KvStoreServiceStub(channel)
+        try:
+            stats = await stub.GetStats(kvstore_pb2.GetStatsRequest(), timeout=ANSWER_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return None
+    l2 = {
+        **_plain(stats.l2),
+        "connected": stats.l2_connected,
+        "num_pending_writes": stats.num_pending_writes,
+        "num_dropped_writes": stats.num_dropped_writes,
+    }
+    return {
+        "l1": _plain(stats.l1),
+        "l2": l2 if has_l2 else None,
+        "num_rejected": sum(stats.rejected.values()),
+    }
+
+
 def _plain(message: Message) -> dict[str, Any]:
     """The fields of a message that has only scalars; MessageToDict makes strings of uint64."""
     return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
 
 
-def _table(generation: int, members: list[dict[str, Any]]) -> list[str]:
+def _table(status: Status) -> list[str]:
     rows = [("role", "state", "generation", "address", "pid", "")]
     rows += [
         (
@@ -90,14 +124,14 @@ def _table(generation: int, members: list[dict[str, Any]]) -> list[str]:
             str(member["pid"]),
             _remark(member),
         )
-        for member in members
+        for member in status.members
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-    return [f"generation {generation}, {len(members)} members", "", *table]
+    return [f"generation {status.generation}, {len(status.members)} members", "", *table]
 
 
 def _remark(member: dict[str, Any]) -> str:
@@ -106,14 +140,40 @@ def _remark(member: dict[str, Any]) -> str:
         capacity = member["worker"]
         role = "" if capacity["role"] == "both" else f"for {capacity['role']}"
         parts += [capacity["engine"], role, _describe_load(member["load"], capacity)]
+    if "kvstore" in member:
+        parts.append(_describe_blocks(member["kvstore"]))
     return ", ".join(part for part in parts if part)
 
 
 def _describe_load(load: dict[str, Any] | None, capacity: dict[str, Any]) -> str:
     if load is None:
-        return "does not answer"
-    return (
+        return SILENT
+    parts = [
         f"{load['num_running']} running and {load['num_waiting']} waiting"
-        f" for {capacity['num_slots']} slots,"
-        f" {load['num_blocks_cached']} of {capacity['num_blocks']} blocks cached"
-    )
+        f" for {capacity['num_slots']} slots",
+        f"{load['num_blocks_cached']} of {capacity['num_blocks']} blocks cached",
+    ]
+    if load["num_handoffs_taken"] or capacity["role"] == "decode":
+        parts.append(f"prompts computed by others: {load['num_handoffs_taken']}")
+    if load["num_handoffs_given"] or capacity["role"] == "prefill":
+        parts.append(f"prompts computed for others: {load['num_handoffs_given']}")
+    return ", ".join(parts)
+
+
+def _describe_blocks(blocks: dict[str, Any] | None) -> str:
+    if blocks is None:
+        return SILENT
+    l1, l2 = blocks["l1"], blocks["l2"]
+    parts = [f"{l1['num_blocks']} of {l1['capacity_blocks']} blocks in memory{_hits(l1)}"]
+    if l2 is not None and l2["connected"]:
+        parts.append(f"{l2['num_blocks']} in Redis{_hits(l2)}")
+    elif l2 is not None:
+        parts.append(f"Redis {SILENT}")
+    if blocks["num_rejected"]:
+        parts.append(f"{blocks['num_rejected']} blocks did not verify")
+    return "; ".join(parts)
+
+
+def _hits(tier: dict[str, Any]) -> str:
+    asked = tier["num_hits"] + tier["num_misses"]
+    return f" ({tier['num_hits']} hits in {asked} look-ups)" if asked else ""

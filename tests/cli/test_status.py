@@ -1,6 +1,10 @@
 from __future__ import annotations
 
-from tests.cli.running import Endpoints, run_to_end
+from collections.abc import Callable
+
+from tests.cli.running import Endpoints, Run, run_to_end
+
+Start = Callable[..., Run]
 
 
 def test_members_have_plain_fields_and_workers_their_load(mesh: Endpoints) -> None:
@@ -8,8 +12,9 @@ def test_members_have_plain_fields_and_workers_their_load(mesh: Endpoints) -> No
 
     members = result.json["members"]
     workers = [member for member in members if member["role"] == "worker"]
+    kvstores = [member for member in members if member["role"] == "kvstore"]
     assert len(result.stdout.splitlines()) == 1
-    assert len(members) == 4
+    assert len(members) == 5
     for member in members:
         assert member["state"] == "ready"
         assert member["generation"] == result.json["generation"]
@@ -20,16 +25,44 @@ def test_members_have_plain_fields_and_workers_their_load(mesh: Endpoints) -> No
         assert worker["worker"]["role"] == "both"
         assert worker["load"]["num_running"] == 0
         assert worker["worker"]["num_blocks"] == 2048
+        assert worker["load"]["num_handoffs_taken"] == 0
+    for kvstore in kvstores:
+        assert kvstore["kvstore"]["l1"]["num_blocks"] >= 0
+        assert kvstore["kvstore"]["l2"]["num_dropped_writes"] == 0
+        assert kvstore["kvstore"]["num_rejected"] == 0
+    assert len(kvstores) == 1
 
 
 def test_the_table_has_a_line_a_member(mesh: Endpoints) -> None:
     lines = run_to_end("status", env=mesh.env).stdout.splitlines()
 
-    assert lines[0].endswith("4 members")
+    assert lines[0].endswith("5 members")
     assert [line.split()[0] for line in lines[2:]] == [
-        *("role", "router", "worker", "worker", "tokenizer")
+        *("role", "kvstore", "router", "worker", "worker", "tokenizer")
     ]
+    assert sum("blocks in memory" in line for line in lines) == 1
     assert sum("0 running and 0 waiting for 8 slots" in line for line in lines) == 2
+
+
+def test_hand_offs_and_blocks_are_counted(start: Start) -> None:
+    """A worker that decodes, one that prefills, and a prompt of several blocks."""
+    settings = ("mesh.block_tokens=16", "worker.handoff_min_tokens=1")
+    assignments = [part for setting in settings for part in ("--set", setting)]
+    prompt = "One two three four five six seven eight nine ten. " * 4
+    generate = f"firsttoken generate --max-tokens 4 '{prompt}'"
+    wait = "until firsttoken status | grep -q '[1-9] of [0-9]* blocks in memory'; do :; done"
+    run = start(
+        *("up", "--engine", "simulated", "--workers", "1", "--prefill-workers", "1"),
+        *(*assignments, "--exec", f"{generate} && {wait} && firsttoken status"),
+    )
+
+    result = run.finish()
+
+    assert result.status == 0, result.stderr
+    assert "for decode" in result.stdout
+    assert "prompts computed by others: 1" in result.stdout
+    assert "for prefill" in result.stdout
+    assert "prompts computed for others: 1" in result.stdout
 
 
 def test_no_control_service_is_one_line_of_json_with_json() -> None:

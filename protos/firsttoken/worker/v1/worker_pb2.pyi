@@ -473,6 +473,8 @@ class Load(_message.Message):
     ENGINE_BUSY_S_FIELD_NUMBER: _builtins.int
     LONGEST_STEP_MS_FIELD_NUMBER: _builtins.int
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    NUM_HANDOFFS_TAKEN_FIELD_NUMBER: _builtins.int
+    NUM_HANDOFFS_GIVEN_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     num_waiting: _builtins.int
     num_blocks_cached: _builtins.int
@@ -489,6 +491,11 @@ class Load(_message.Message):
     """The longest engine step of the last 100, in milliseconds."""
     prefill_tokens_per_s: _builtins.float
     """Measured by the scheduler: prompt tokens a second."""
+    num_handoffs_taken: _builtins.int
+    """Since the worker's start: prompts that other workers computed for it, and that it
+    computed for others.
+    """
+    num_handoffs_given: _builtins.int
     def __init__(
         self,
         *,
@@ -504,10 +511,12 @@ class Load(_message.Message):
         engine_busy_s: _builtins.float = ...,
         longest_step_ms: _builtins.float = ...,
         prefill_tokens_per_s: _builtins.float = ...,
+        num_handoffs_taken: _builtins.int = ...,
+        num_handoffs_given: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens_evaluated", b"decode_tokens_evaluated", "engine_busy_s", b"engine_busy_s", "longest_step_ms", b"longest_step_ms", "num_blocks_cached", b"num_blocks_cached", "num_blocks_reserved", b"num_blocks_reserved", "num_blocks_total", b"num_blocks_total", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prompt_tokens_cached", b"prompt_tokens_cached", "prompt_tokens_evaluated", b"prompt_tokens_evaluated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens_evaluated", b"decode_tokens_evaluated", "engine_busy_s", b"engine_busy_s", "longest_step_ms", b"longest_step_ms", "num_blocks_cached", b"num_blocks_cached", "num_blocks_reserved", b"num_blocks_reserved", "num_blocks_total", b"num_blocks_total", "num_handoffs_given", b"num_handoffs_given", "num_handoffs_taken", b"num_handoffs_taken", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prompt_tokens_cached", b"prompt_tokens_cached", "prompt_tokens_evaluated", b"prompt_tokens_evaluated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
