@@ -127,21 +127,48 @@ async def test_a_user_of_a_cluster(cluster: list[ValkeyServer]) -> None:
         assert_whole(await read(tier, chain), chain)
 
 
-async def test_a_shard_that_hangs_is_noticed_and_found_again(cluster: list[ValkeyServer]) -> None:
-    chain = make_chain(10 * GROUP_BLOCKS, num_bytes=100)
-    hasty = settings_of(cluster[0], redis_cluster=True, redis_timeout_s=0.3, redis_retry_s=0.2)
-    async with RedisTier(hasty) as tier:
+async def test_reads_and_look_ups_cancelled_anywhere_leave_the_tier_whole(
+    cluster: list[ValkeyServer],
+) -> None:
+    chain = make_chain(4 * GROUP_BLOCKS, num_bytes=1000)
+    async with RedisTier(settings_of(cluster[0], redis_cluster=True, redis_pool_size=3)) as tier:
         chain.put(tier)
         await tier.flush()
-        with stopped(cluster[2]):
-            found = await read(tier, chain)
+        for delay in range(60):
+            tasks: list[asyncio.Task[object]] = [
+                asyncio.create_task(read(tier, chain)),
+                asyncio.create_task(tier.exists_many(chain.keys, 0)),
+            ]
+            for _ in range(delay):
+                await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
+        assert tier.connected
+        assert await tier.exists_many(chain.keys, 0) == len(chain.keys)
+        assert_whole(await read(tier, chain), chain)
+        assert not tier.rejected
+
+
+async def test_a_shard_that_hangs_is_noticed_and_found_again(cluster: list[ValkeyServer]) -> None:
+    chain = make_chain(10 * GROUP_BLOCKS, num_bytes=100)
+    async with RedisTier(settings_of(cluster[0], redis_cluster=True)) as tier:
+        chain.put(tier)
+    hasty = settings_of(cluster[0], redis_cluster=True, redis_timeout_s=0.3, redis_retry_s=0.2)
+    async with RedisTier(hasty) as tier:
+
+        async def whole() -> bool:
+            found = await read(tier, chain)
             assert {each.reason for each in found} <= {"", "unavailable"}
+            return not any(each.reason for each in found)
+
+        await eventually(whole)
+        with stopped(cluster[2]):
+            assert not await whole()
             await eventually(lambda: tier._redis.breaker.num_trials >= 2)
             assert not tier.connected
-        await eventually(lambda: tier.connected)
-
-        assert_whole(await read(tier, chain), chain)
+        await eventually(whole)
 
 
 async def test_without_a_cluster_nothing_fails() -> None:

@@ -106,7 +106,7 @@ async def test_a_cancelled_call_leaves_the_others_their_replies(
 
 
 async def test_a_server_that_hangs_costs_one_timeout(kind: str, server: ValkeyServer) -> None:
-    async with link_to(kind, address_of(server), timeout_s=0.2) as link:
+    async with link_to(kind, address_of(server), timeout_s=1.0) as link:
         await get(link, b"a")
         with stopped(server):
             results = await asyncio.gather(
@@ -114,7 +114,7 @@ async def test_a_server_that_hangs_costs_one_timeout(kind: str, server: ValkeySe
             )
 
             assert {type(result) for result in results} == {RedisUnavailable}
-            assert {str(result) for result in results} == {"no answer in 0.2 s"}
+            assert {str(result) for result in results} == {"no answer in 1 s"}
         assert await get(link, b"a") is None
 
 
