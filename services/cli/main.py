@@ -20,6 +20,7 @@ COMMANDS = {
     "generate": "answer a prompt, and show where its time to first token went",
     "status": "show the members of a mesh and what they are doing",
     "config": "read and change a mesh's configuration",
+    "kv": "show what the KV stores hold, and drop it",
     "bench": "measure a running mesh",
 }
 

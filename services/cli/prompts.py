@@ -20,7 +20,8 @@ class Prompt(NamedTuple):
     tools: Sequence[Mapping[str, Any]] | None = None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+    """Returns the ways to give a prompt, of which one is needed: there may be more."""
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("prompt", nargs="?", metavar="PROMPT", help="what the user says")
     source.add_argument("--file", metavar="FILE", help="read the prompt from a file; -: stdin")
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="send the prompt as it is, not as a user's message in the model's chat template",
     )
+    return source
 
 
 def read_prompt(arguments: argparse.Namespace) -> Prompt:

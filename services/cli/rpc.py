@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from firsttoken._errors import to_mesh_error
 from firsttoken.client import MeshClient, MeshError
@@ -59,7 +60,7 @@ async def mesh_client(router: str) -> AsyncIterator[MeshClient]:
         async with MeshClient(router) as client:
             yield client
     except MeshError as error:
-        raise _to_failure(error, f"no router at {router}", "--router") from None
+        raise to_failure(error, nobody=_nobody("router", router, "--router")) from None
 
 
 @contextlib.asynccontextmanager
@@ -69,17 +70,21 @@ async def control_stub(address: str) -> AsyncIterator[control_pb2_grpc.ControlSe
         try:
             yield control_pb2_grpc.ControlServiceStub(channel)
         except grpc.aio.AioRpcError as error:
-            nobody = f"no control service at {address}"
-            raise _to_failure(to_mesh_error(error), nobody, "--control") from None
+            nobody = _nobody("control service", address, "--control")
+            raise to_failure(to_mesh_error(error), nobody=nobody) from None
 
 
-def _to_failure(error: MeshError, nobody: str, option: str) -> Failure:
-    """`nobody` and `option`: what to say when nothing answers at the address."""
+def plain(message: Message) -> dict[str, Any]:
+    """The fields of a message that has only scalars; MessageToDict makes strings of uint64."""
+    return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+
+
+def to_failure(error: MeshError, *, nobody: str) -> Failure:
+    """`nobody`: what to say when nothing answers at the address."""
     code = error.code.name
     # The mesh gives a reason with each of its own errors.
     if error.code is grpc.StatusCode.UNAVAILABLE and not error.reason:
-        hint = f"start a mesh with `firsttoken up`, or name another address with {option}"
-        return Failure(f"{nobody}: {hint}", code=code)
+        return Failure(nobody, code=code)
     fields: dict[str, Any] = {"code": code}
     if error.reason:
         fields["reason"] = error.reason
@@ -88,3 +93,8 @@ def _to_failure(error: MeshError, nobody: str, option: str) -> Failure:
     if error.retry_delay_s is not None:
         fields["retry_delay_s"] = error.retry_delay_s
     return Failure(error.message, **fields)
+
+
+def _nobody(what: str, address: str, option: str) -> str:
+    hint = f"start a mesh with `firsttoken up`, or name another address with {option}"
+    return f"no {what} at {address}: {hint}"

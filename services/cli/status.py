@@ -8,7 +8,6 @@ import json
 from typing import Any, NamedTuple
 
 import grpc.aio
-from google.protobuf.message import Message
 
 from firsttoken.control.v1 import control_pb2
 from firsttoken.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
@@ -63,7 +62,7 @@ async def _describe(member: control_pb2.Member, *, has_l2: bool) -> dict[str, An
         "detail": member.detail,
     }
     if member.role == control_pb2.MEMBER_ROLE_WORKER:
-        fields["worker"] = {**_plain(member.worker), "role": worker_role_name(member.worker)}
+        fields["worker"] = {**rpc.plain(member.worker), "role": worker_role_name(member.worker)}
         fields["load"] = await _load(member.address)
     if member.role == control_pb2.MEMBER_ROLE_KVSTORE:
         fields["kvstore"] = await _blocks(member.address, has_l2=has_l2)
@@ -79,7 +78,7 @@ async def _load(address: str) -> dict[str, Any] | None:
         try:
             async for response in watching:
                 load = response.snapshot.load if response.HasField("snapshot") else response.load
-                return _plain(load)
+                return rpc.plain(load)
         except grpc.aio.AioRpcError:
             pass
         finally:
@@ -96,21 +95,16 @@ async def _blocks(address: str, *, has_l2: bool) -> dict[str, Any] | None:
         except grpc.aio.AioRpcError:
             return None
     l2 = {
-        **_plain(stats.l2),
+        **rpc.plain(stats.l2),
         "connected": stats.l2_connected,
         "num_pending_writes": stats.num_pending_writes,
         "num_dropped_writes": stats.num_dropped_writes,
     }
     return {
-        "l1": _plain(stats.l1),
+        "l1": rpc.plain(stats.l1),
         "l2": l2 if has_l2 else None,
         "num_rejected": sum(stats.rejected.values()),
     }
-
-
-def _plain(message: Message) -> dict[str, Any]:
-    """The fields of a message that has only scalars; MessageToDict makes strings of uint64."""
-    return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
 
 
 def _table(status: Status) -> list[str]:
