@@ -12,8 +12,7 @@ import contextlib
 import math
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import grpc
 
@@ -24,8 +23,11 @@ from services.core.keys import storage_key
 from services.runtime.tasks import end_tasks
 from worker.chain_reader import Chain, ChainReader, LoadCounters, LoadFailed, Reading
 from worker.copying import Copier
+from worker.deadline import Deadline
+from worker.estimates import ReadCost, Tier
 from worker.front import EngineFront
-from worker.loading import Decision, EngineCost, LoadPlanner, Missing, Plan, ReadCost, Tier
+from worker.loading import Decision, EngineCost, Missing, Plan
+from worker.planner import LoadPlanner
 from worker.scheduler import StepBudget
 from worker.store_client import Store, StoreClient
 from worker.stream import TokenStream
@@ -39,53 +41,6 @@ class Means(NamedTuple):
     copier: Copier
     planner: LoadPlanner
     counters: LoadCounters
-
-
-class Deadline:
-    """Ends a load after `timeout_s`, or when the engine has been held for `patience_s`.
-
-    An async context manager like asyncio.timeout.
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self.patience_s = math.inf
-        self._held_since_s = math.inf
-        self._latest_s = time.monotonic() + timeout_s
-        self._scope = asyncio.timeout(timeout_s)
-        self._open = False
-
-    async def __aenter__(self) -> Self:
-        await self._scope.__aenter__()
-        self._open = True
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._open = False
-        await self._scope.__aexit__(kind, error, trace)
-
-    @property
-    def expired(self) -> bool:
-        return self._scope.expired()
-
-    def be_patient(self, patience_s: float) -> None:
-        self.patience_s = patience_s
-        self._rearm()
-
-    def hold(self) -> None:
-        """The engine waits from now on."""
-        self._held_since_s = time.monotonic()
-        self._rearm()
-
-    def _rearm(self) -> None:
-        if self._open and not self.expired:
-            until_s = min(self._latest_s, self._held_since_s + self.patience_s)
-            left_s = until_s - time.monotonic()
-            self._scope.reschedule(asyncio.get_running_loop().time() + left_s)
 
 
 class ChainLoad:
@@ -105,16 +60,20 @@ class ChainLoad:
         self._stream = stream
         keys = [storage_key(key, self._front.info.fingerprint) for key in prefix_keys]
         self._chain = Chain(keys, prefix_keys)
-        self._reader = ChainReader(self._front, copier, self._counters, store, stream, self._chain)
+        self._deadline = Deadline(settings.kv_load_timeout_ms / 1e3)
+        self._reader = ChainReader(
+            self._front, copier, self._counters, store, stream, self._chain, self._deadline
+        )
         self._always = settings.kv_load == "always"
         self._began_s = time.monotonic()
-        self._deadline = Deadline(settings.kv_load_timeout_ms / 1e3)
         # Blocks from the front without a gap that are staged, or beyond.
         self._num_front = 0
         self._computing = False
         self.plans: list[Plan] = []
         # That the store said it had, and the worker had not.
         self.num_missing = 0
+        # Of those loaded, from the tail while the engine computed.
+        self.num_from_tail = 0
         self.failure = ""
 
     @property
@@ -157,10 +116,10 @@ class ChainLoad:
             if not self._computing:
                 self._deadline.hold()
 
-    def _be_patient(self, num_blocks: int) -> None:
+    def _be_patient(self, start: int, num_blocks: int) -> None:
         """Hold the engine no longer than it would take to compute these blocks."""
         if not (self._always or self._computing):
-            self._deadline.be_patient(self._compute_s(num_blocks))
+            self._deadline.be_patient(self._compute_s(start, num_blocks))
 
     def _compute(self) -> None:
         """Do not hold the engine any longer."""
@@ -171,10 +130,10 @@ class ChainLoad:
 
     async def _load(self) -> None:
         start = self._num_held()
-        self._be_patient(len(self._chain.prefix_keys) - start)
+        self._be_patient(start, len(self._chain.prefix_keys) - start)
         found = await self._match()
         self.num_missing = max(0, found.num_all - start)
-        self._be_patient(self.num_missing)
+        self._be_patient(start, self.num_missing)
         reach = 0
         for tier, end in ((Tier.L1, found.num_l1), (Tier.L2, found.num_all)):
             await self._load_tier(tier, max(reach, self._num_held()), end)
@@ -195,7 +154,7 @@ class ChainLoad:
     async def _load_tier(self, tier: Tier, start: int, end: int) -> None:
         """Blocks start..end-1. After a probe, the rest is planned anew."""
         while start < end:
-            plan = self._plan(Missing(end - start, tier, self._room()), start)
+            plan = self._plan(tier, start, end)
             if plan.decision is Decision.LOAD:
                 await self._read(tier, range(start, start + plan.num_blocks))
                 start = self._num_front = start + plan.num_blocks
@@ -214,6 +173,7 @@ class ChainLoad:
         try:
             await self._reader.read(indices, reading, meeting=self._computing)
         finally:
+            self.num_from_tail += reading.num_blocks if self._computing else 0
             self._learn(tier, reading)
 
     def _learn(self, tier: Tier, reading: Reading) -> None:
@@ -223,10 +183,13 @@ class ChainLoad:
         elif reading.num_from_l2 in (0, reading.num_blocks):
             # Of blocks from both, nothing is learnt of either.
             of = Tier.L2 if reading.num_from_l2 else Tier.L1
-            self._planner.read(of).observe(reading.num_blocks, reading.read_s, now_s)
+            points = dict.fromkeys(filter(None, (reading.first, reading.last)))
+            for num_blocks, read_s in points:
+                self._planner.read(of).observe(num_blocks, read_s, now_s)
 
-    def _plan(self, missing: Missing, start: int) -> Plan:
-        engine = self._engine_cost(start)
+    def _plan(self, tier: Tier, start: int, end: int) -> Plan:
+        missing = Missing(end - start, tier, self._room())
+        engine = self._engine_cost(start, end)
         if self._always and not self._computing:
             plan = self._planner.plan_always(missing, engine)
         else:
@@ -246,17 +209,17 @@ class ChainLoad:
         computed = self._stream.num_computed // self._front.info.block_tokens
         return max(pooled, computed, self._num_front)
 
-    def _engine_cost(self, start: int) -> EngineCost:
-        block_s = self._compute_s(1)
+    def _engine_cost(self, start: int, end: int) -> EngineCost:
+        block_s = self._compute_s(start, end - start) / (end - start)
         if math.isinf(block_s):
             return EngineCost(0.0, 0.0, computing=self._computing)
-        load = self._front.hub.load
-        rate = load.prefill_tokens_per_s
         longest_s = self._settings.max_step_ms / 1e3 * StepBudget.HEADROOM
+        num_most = self._settings.max_batch_tokens / self._front.info.block_tokens
+        held = self._num_held()
         return EngineCost(
             compute_block_s=block_s,
-            step_s=min(longest_s, self._settings.max_batch_tokens / rate),
-            wait_s=self._queue_wait_s() + max(0, start - self._num_held()) * block_s,
+            step_s=min(longest_s, num_most * block_s),
+            wait_s=self._queue_wait_s() + self._compute_s(held, max(0, start - held)),
             computing=self._computing,
         )
 
@@ -266,7 +229,11 @@ class ChainLoad:
         queues = self._stream.num_cached_blocks is None
         return self._planner.queue_wait_s if queues and full else 0.0
 
-    def _compute_s(self, num_blocks: int) -> float:
-        """Infinite while the engine has not been measured."""
+    def _compute_s(self, start: int, num_blocks: int) -> float:
+        """For blocks from `start` on; infinite while the engine has not been measured."""
+        block_tokens = self._front.info.block_tokens
+        known_s = self._planner.compute.of(start * block_tokens, num_blocks * block_tokens)
+        if known_s is not None:
+            return known_s
         rate = self._front.hub.load.prefill_tokens_per_s
-        return num_blocks * self._front.info.block_tokens / rate if rate else math.inf
+        return num_blocks * block_tokens / rate if rate else math.inf

@@ -16,13 +16,16 @@ from firsttoken.kvstore.v1 import kvstore_pb2
 from services.core.kvblocks import Block
 from services.runtime.tasks import end_tasks
 from worker.copying import Copier, copy_blocks
+from worker.deadline import Deadline
 from worker.front import EngineFront
 from worker.messages import StagedBlock
 from worker.store_client import Store
 from worker.stream import TokenStream
 
-# Answers of the store that wait for room in the inbox; more wait in the connection.
-MAX_ANSWERS_AHEAD = 32
+# Answers of the store that wait for room in the inbox, where they are places in memory
+# and where they are bytes; more wait in the connection.
+MAX_PLACES_AHEAD = 32
+MAX_BYTES_AHEAD = 4
 MAX_COPY_BLOCKS = 8
 # How often to look whether the engine has computed what is still to come.
 MEETING_INTERVAL_S = 0.01
@@ -54,26 +57,39 @@ class Chain(NamedTuple):
     prefix_keys: Sequence[bytes]
 
 
+class Point(NamedTuple):
+    num_blocks: int
+    read_s: float
+
+
 class Reading:
     """One read, to learn from how long it took."""
 
     def __init__(self) -> None:
-        self._began_s = self._last_s = time.monotonic()
+        self._began_s = time.monotonic()
         # Waiting for room says nothing of the tier.
         self.waited_s = 0.0
         self.num_blocks = 0
         self.num_from_l2 = 0
+        # Blocks that had come, and after what time: at the beginning and at the end.
+        self.first: Point | None = None
+        self.last: Point | None = None
+
+    def answered(self) -> None:
+        """What is in node memory takes time to ask for; the first block itself, to copy."""
+        self.first = self.first or Point(0, self.read_s)
 
     def note(self, num_blocks: int, num_from_l2: int) -> None:
         self.num_blocks += num_blocks
         self.num_from_l2 += num_from_l2
-        self._last_s = time.monotonic()
+        self.last = Point(self.num_blocks, self.read_s)
+        if self.num_from_l2 and self.first and not self.first.num_blocks:
+            self.first = self.last  # here the first blocks took time to come, too
 
     @property
     def read_s(self) -> float:
-        """Until the last block; without one, how long it has been waited for."""
-        last_s = self._last_s if self.num_blocks else time.monotonic()
-        return last_s - self._began_s - self.waited_s
+        """Until now."""
+        return time.monotonic() - self._began_s - self.waited_s
 
 
 class ChainReader:
@@ -87,6 +103,7 @@ class ChainReader:
         store: Store,
         stream: TokenStream,
         chain: Chain,
+        deadline: Deadline,
     ) -> None:
         self._front = front
         self._copier = copier
@@ -94,6 +111,7 @@ class ChainReader:
         self._store = store
         self._stream = stream
         self._chain = chain
+        self._deadline = deadline
         self._num_ahead = 0
         self.num_staged = 0
         self.staged_s = time.monotonic()
@@ -114,6 +132,7 @@ class ChainReader:
                 batch = await self._take(answers, indices[done], meeting=meeting)
                 if not batch:
                     return
+                reading.answered()
                 slots = await self._acquire(len(batch), reading)
                 answers.put_back(batch[len(slots) :])
                 batch = batch[: len(slots)]
@@ -134,7 +153,7 @@ class ChainReader:
             num_bytes=self._front.info.block_bytes,
         )
         call = self._store.stub.Get(request)
-        answers = _Answers(call)
+        answers = _Answers(call, MAX_PLACES_AHEAD if request.mapped else MAX_BYTES_AHEAD)
         try:
             yield answers
         finally:
@@ -153,14 +172,19 @@ class ChainReader:
 
     async def _acquire(self, count: int, reading: Reading) -> list[int]:
         began_s = time.monotonic()
-        if self._queues:
-            # Those that still queue leave room for those that run.
-            room = self._front.inbox.num_slots // 2 - self._counters.num_slots_ahead
-            if room > 0:
-                count = min(count, room)
-            else:
-                await self._stream.started()
-        slots = await self._front.inbox.acquire(count)
+        with self._deadline.paused():
+            if self._queues:
+                # Those that still queue leave room for those that run.
+                room = self._front.inbox.num_slots // 2 - self._counters.num_slots_ahead
+                if room > 0:
+                    count = min(count, room)
+                else:
+                    await self._stream.started()
+            slots = self._front.inbox.acquire_now(count)
+            if not slots:
+                # The engine takes what it has of this prompt, though more is to come.
+                self._stream.stage([], flush=True)
+                slots = await self._front.inbox.acquire(count)
         reading.waited_s += time.monotonic() - began_s
         self._counters.num_slots += len(slots)
         if self._queues:
@@ -223,13 +247,11 @@ class ChainReader:
 
 
 class _Answers:
-    """The answers of a Get, read ahead as far as MAX_ANSWERS_AHEAD."""
+    """The answers of a Get, read ahead as far as `max_ahead`."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, max_ahead: int) -> None:
         # After the answers, what ended the call.
-        self._queue: asyncio.Queue[kvstore_pb2.GetResponse | Exception] = asyncio.Queue(
-            MAX_ANSWERS_AHEAD
-        )
+        self._queue: asyncio.Queue[kvstore_pb2.GetResponse | Exception] = asyncio.Queue(max_ahead)
         self._ahead: deque[kvstore_pb2.GetResponse | Exception] = deque()
         self._reader = asyncio.create_task(self._read(call), name="read kv blocks")
 

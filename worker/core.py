@@ -76,7 +76,7 @@ class EngineCore:
         while True:
             self._obey(self._link.receive(block=not moved))
             self._admit()
-            self._join()
+            self._join_all()
             planned = self._scheduler.plan(self._budget, self._start)
             if planned:
                 self._step(planned)
@@ -96,6 +96,8 @@ class EngineCore:
                 case Compute() | LoadingEnded() | FirstToken() | MoreCredit():
                     sequence = self._scheduler.find(command.request_id)
                     if sequence is not None:
+                        if isinstance(command, Compute):
+                            _count_hold(sequence)
                         sequence.advise(command)
                 case FreeOutbox():
                     self._free_outbox += command.slots
@@ -132,21 +134,26 @@ class EngineCore:
         _delay(self._delay_ms.worker_kv_load)
         sequence.kv_load_s = time.monotonic() - sequence.started_s
         self._pending.started.append(Started(sequence.request_id, length))
+        # Of the blocks that came while it waited, the pool may have got some meanwhile.
+        self._drop_passed(sequence)
+        self._join(sequence)
 
-    def _join(self) -> None:
-        """Bring staged blocks into the engine where they follow what is there."""
+    def _join_all(self) -> None:
         for sequence in self._scheduler.running():
-            if not sequence.started or not (sequence.staged or sequence.held):
-                continue
-            run = sequence.ready_run(self._info.block_tokens)
-            end = sequence.num_computed + sum(block.num_tokens for block in run)
-            complete = end == sequence.num_input or not sequence.loading
-            # An import costs as much as what the slot holds: one, unless the inbox is full.
-            if run and (complete or sequence.flush or not sequence.held):
-                self._append(sequence, run)
-            if sequence.held and complete and (sequence.prefilling or sequence.has_first_token):
-                sequence.held = False
-                sequence.kv_load_s = time.monotonic() - sequence.started_s
+            if sequence.started and (sequence.staged or sequence.held):
+                self._join(sequence)
+
+    def _join(self, sequence: Sequence) -> None:
+        """Bring staged blocks into the engine where they follow what is there."""
+        run = sequence.ready_run(self._info.block_tokens)
+        end = sequence.num_computed + sum(block.num_tokens for block in run)
+        complete = end == sequence.num_input or not sequence.loading
+        # An import costs as much as what the slot holds: one, unless the inbox is full.
+        if run and (complete or sequence.flush or not sequence.held):
+            self._append(sequence, run)
+        if sequence.held and complete and (sequence.prefilling or sequence.has_first_token):
+            _count_hold(sequence)
+            sequence.held = False
 
     def _append(self, sequence: Sequence, run: list[StagedBlock]) -> None:
         began_s = time.monotonic()
@@ -160,10 +167,14 @@ class EngineCore:
             sequence.num_computed += block.num_tokens
             sequence.num_cached += block.num_tokens
         self._pending.inbox_freed += [block.inbox_slot for block in run]
-        # Blocks that came too late for it.
-        for index in [index for index in sequence.staged if index < run[-1].block_index]:
-            self._pending.inbox_freed.append(sequence.staged.pop(index).inbox_slot)
+        self._drop_passed(sequence)
         sequence.kv_load_s += time.monotonic() - began_s
+
+    def _drop_passed(self, sequence: Sequence) -> None:
+        """Staged blocks whose tokens are in the slot already."""
+        position = sequence.num_computed
+        passed = [i for i in sequence.staged if i * self._info.block_tokens < position]
+        self._pending.inbox_freed += [sequence.staged.pop(index).inbox_slot for index in passed]
 
     def _step(self, planned: list[Planned]) -> None:
         if any(item.sequence.prefilling and item.work.wants_logits for item in planned):
@@ -331,6 +342,12 @@ class EngineCore:
         return self._counters.load(
             self._scheduler, self._pool, prefill_tokens_per_s=self._budget.prefill_tokens_per_s
         )
+
+
+def _count_hold(sequence: Sequence) -> None:
+    """All this time it waited for KV, or KV was brought in."""
+    if sequence.held and sequence.started:
+        sequence.kv_load_s = time.monotonic() - sequence.started_s
 
 
 def _delay(delay_ms: float) -> None:

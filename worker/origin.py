@@ -52,6 +52,15 @@ class Origin:
         self._called_s = called_s
         self._same_clock = same_clock
 
+    def note_load(self, load: KvLoad) -> None:
+        """What became of a load out of the KV store."""
+        self.load = load
+        self.path.loaded_blocks = load.loaded_blocks
+        self.path.expected_load_ms = load.expected_load_ms
+        self.path.expected_compute_ms = load.expected_compute_ms
+        self.path.load_ms = load.load_ms
+        self.path.reason = "; ".join(filter(None, (self.path.reason, load.reason)))
+
     def note(self, arrival: Arrival, ledger: Ledger) -> None:
         """Tokens have come: the first brings its times, the second ends a hand-off."""
         if self._first_s is None:

@@ -47,17 +47,17 @@ class KvSources:
         context: Context,
     ) -> AsyncIterator[None]:
         """While the context is open, blocks may come; leaving it stops that."""
-        if source is Source.COMPUTE:
-            yield
-            return
-        caller = TraceContext.from_metadata(context.invocation_metadata())
-        metadata = caller.metadata() if caller.span_id else ()
-        task = asyncio.create_task(self._bring(stream, request, prompt, origin, metadata))
+        tasks = []
+        if source is not Source.COMPUTE:
+            caller = TraceContext.from_metadata(context.invocation_metadata())
+            metadata = caller.metadata() if caller.span_id else ()
+            bringing = self._bring(stream, request, prompt, origin, metadata)
+            tasks.append(asyncio.create_task(bringing, name="bring kv"))
         try:
             yield
         finally:
-            await end_tasks([task])
-            if origin.load is not None and origin.first is not None:
+            await end_tasks(tasks)
+            if origin.first is not None:
                 self._tier.settle(origin.load, origin.first)
 
     async def _bring(
@@ -73,15 +73,13 @@ class KvSources:
                 stream, request, prompt, origin, metadata
             ):
                 return
-            origin.load = load = await self._tier.load(
-                stream, prompt.num_tokens, prompt.prefix_keys, tenant=request.tenant
+            await self._tier.load(
+                stream,
+                prompt.num_tokens,
+                prompt.prefix_keys,
+                tenant=request.tenant,
+                on_outcome=origin.note_load,
             )
-            origin.path.loaded_blocks = load.loaded_blocks
-            origin.path.expected_load_ms = load.expected_load_ms
-            origin.path.expected_compute_ms = load.expected_compute_ms
-            origin.path.load_ms = load.load_ms
-            reasons = filter(None, (origin.path.reason, load.reason))
-            origin.path.reason = "; ".join(reasons)
         finally:
             stream.loading_ended()
 

@@ -116,10 +116,9 @@ class StoreClient:
         self._on_change.append(callback)
 
     def suspect(self, store: Store) -> None:
-        """It did not answer in time, or could not be reached."""
+        """It did not answer in time or cannot be reached: it is not used until it answers."""
         if store is self._store and self._answers:
             self._answers = False
-            event(logger, logging.WARNING, "kv store does not answer", store=store.member_id)
             self._changed.set()
 
     def _follow(self, members: Members) -> None:
@@ -132,18 +131,26 @@ class StoreClient:
         self._changed.set()
 
     async def _keep_choosing(self) -> None:
-        pause_s = PING_PAUSE_S[0]
+        pause_s = 0.0
         while True:
             if self._answers:
-                pause_s = PING_PAUSE_S[0]
+                pause_s = 0.0
                 await self._changed.wait()
                 self._changed.clear()
             await self._choose()
-            if not self._answers and self._store is not None:
-                await self._ping(self._store)
-            if not self._answers:
+            store = self._store
+            if self._answers or store is None:
+                continue
+            self._answers = await self._ping(store)
+            if self._answers and pause_s:
+                event(logger, logging.INFO, "kv store answers again", store=store.member_id)
+            elif not self._answers:
+                if not pause_s:
+                    event(
+                        logger, logging.WARNING, "kv store does not answer", store=store.member_id
+                    )
+                pause_s = min(2 * pause_s or PING_PAUSE_S[0], PING_PAUSE_S[1])
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, PING_PAUSE_S[1])
 
     async def _choose(self) -> None:
         """Stay with the store in use while it is there."""
@@ -186,12 +193,11 @@ class StoreClient:
             self._retired.add(task)
             task.add_done_callback(self._retired.discard)
 
-    async def _ping(self, store: Store) -> None:
+    async def _ping(self, store: Store) -> bool:
         try:
             with store.use():
                 async with asyncio.timeout(PING_TIMEOUT_S):
                     await store.match([])
         except (TimeoutError, grpc.aio.AioRpcError):
-            return
-        event(logger, logging.INFO, "kv store answers again", store=store.member_id)
-        self._answers = True
+            return False
+        return True

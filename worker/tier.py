@@ -7,14 +7,16 @@ be written is dropped, and both are counted.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from services.core.config import Snapshot
+from services.runtime.logs import event
 from services.runtime.membership import ControlClient
 from services.runtime.tasks import end_tasks
 from worker.chain_load import ChainLoad, Means
@@ -22,14 +24,17 @@ from worker.chain_reader import LoadCounters
 from worker.chains import Chains
 from worker.copying import Copier
 from worker.front import EngineFront
-from worker.loading import Decision, LoadPlanner
+from worker.loading import Decision
 from worker.messages import FirstTokenTimes
+from worker.planner import LoadPlanner
 from worker.store_client import StoreClient
 from worker.stream import TokenStream
 from worker.write_behind import WriteBehind
 
 # Blocks whose chain is remembered, for each block that the pool can hold.
 CHAINS_PER_BLOCK = 4
+
+logger = logging.getLogger(__name__)
 
 
 class KvLoad(NamedTuple):
@@ -40,6 +45,8 @@ class KvLoad(NamedTuple):
     # Blocks that the store had and the worker had not, and those that came.
     missing_blocks: int = 0
     loaded_blocks: int = 0
+    # Of those that came, from the tail while the engine computed.
+    tail_blocks: int = 0
     expected_load_ms: float = 0.0
     expected_compute_ms: float = 0.0
     # Until the last block lay in the inbox.
@@ -123,16 +130,18 @@ class KvTier:
         prefix_keys: Sequence[bytes],
         *,
         tenant: str = "",
-    ) -> KvLoad:
+        on_outcome: Callable[[KvLoad], None],
+    ) -> None:
         """Run it as a task beside the request, and cancel it with the request.
 
         `prefix_keys`: the root, then a key for each full block of the `num_tokens` that
         are to be computed. The engine is held until the load decides otherwise.
+        `on_outcome` is called when it is over, or cancelled.
         """
         self._chains.add(prefix_keys[1:], tenant)
         self._counters.num_running += 1
         try:
-            return await self._load(stream, self._usable(num_tokens, prefix_keys))
+            await self._load(stream, self._usable(num_tokens, prefix_keys), on_outcome)
         finally:
             self._counters.num_running -= 1
             stream.loading_ended()
@@ -141,22 +150,39 @@ class KvTier:
         """For a request without a load: whose the blocks are that it will bring into the pool."""
         self._chains.add(prefix_keys[1:], tenant)
 
-    def settle(self, load: KvLoad, first: FirstTokenTimes) -> float:
+    def settle(self, load: KvLoad | None, first: FirstTokenTimes) -> float:
         """Learn from how a request went; the regret of its decision, in seconds."""
+        load = load or KvLoad()
+        block_tokens = self._front.info.block_tokens
+        num_evaluated = first.evaluated_prompt_tokens
         if first.prefill_queue_s > 0:
             self._planner.observe_queue(first.prefill_queue_s)
+        if num_evaluated >= block_tokens:
+            start = first.cached_tokens - load.tail_blocks * block_tokens
+            self._planner.compute.observe(max(0, start), num_evaluated, first.prefill_s)
         if not load.missing_blocks:
             return 0.0
         if load.decision is Decision.LOAD and load.loaded_blocks:
             rest_s = max(0.0, first.kv_load_s - load.load_ms / 1e3)
             self._planner.observe_import(load.loaded_blocks, rest_s)
-        num_computed = load.missing_blocks - load.loaded_blocks
-        num_tokens = min(
-            num_computed * self._front.info.block_tokens, first.evaluated_prompt_tokens
-        )
-        share = num_tokens / max(1, first.evaluated_prompt_tokens)
+        num_computed = (load.missing_blocks - load.loaded_blocks) * block_tokens
+        share = min(num_computed, num_evaluated) / max(1, num_evaluated)
         actual_s = first.kv_load_s + share * first.prefill_s
-        return self._planner.tally.settle(load.best_other_s, actual_s)
+        regret_s = self._planner.tally.settle(load.best_other_s, actual_s)
+        event(
+            logger,
+            logging.DEBUG,
+            "kv load settled",
+            decision=load.decision.value,
+            reason=load.reason,
+            missing_blocks=load.missing_blocks,
+            loaded_blocks=load.loaded_blocks,
+            expected_load_ms=round(load.expected_load_ms, 3),
+            expected_compute_ms=round(load.expected_compute_ms, 3),
+            actual_ms=round(actual_s * 1e3, 3),
+            regret_ms=round(regret_s * 1e3, 3),
+        )
+        return regret_s
 
     @property
     def stats(self) -> TierStats:
@@ -195,16 +221,21 @@ class KvTier:
             return ""
         return "the KV store does not answer" if self._client.hangs else "there is no KV store"
 
-    async def _load(self, stream: TokenStream, usable: Sequence[bytes]) -> KvLoad:
+    async def _load(
+        self, stream: TokenStream, usable: Sequence[bytes], on_outcome: Callable[[KvLoad], None]
+    ) -> None:
         store = self._client.store
         absence = self._absence()
         if store is None or absence:
-            return KvLoad(reason=absence)
-        if self._front.hub.match(usable) == len(usable):
-            return KvLoad(reason="no block is missing")
-        load = ChainLoad(self._means, self._settings, store, stream, usable)
-        await load.run()
-        return _outcome(load)
+            on_outcome(KvLoad(reason=absence))
+        elif self._front.hub.match(usable) == len(usable):
+            on_outcome(KvLoad(reason="no block is missing"))
+        else:
+            load = ChainLoad(self._means, self._settings, store, stream, usable)
+            try:
+                await load.run()
+            finally:
+                on_outcome(_outcome(load))
 
 
 def _outcome(load: ChainLoad) -> KvLoad:
@@ -213,14 +244,15 @@ def _outcome(load: ChainLoad) -> KvLoad:
     decision = next(
         (way for way in (Decision.BOTH, Decision.LOAD) if way in decisions), Decision.COMPUTE
     )
-    reason = "; ".join(plan.reason for plan in plans) or "no block of it is in the KV store"
+    reasons = [plan.reason for plan in plans]
     if load.failure:
-        reason += f"; ended after {load.num_loaded} blocks: {load.failure}"
+        reasons.append(f"ended after {load.num_loaded} blocks: {load.failure}")
     return KvLoad(
         decision=decision,
-        reason=reason,
+        reason="; ".join(reasons) or "no block of it is in the KV store",
         missing_blocks=load.num_missing,
         loaded_blocks=load.num_loaded,
+        tail_blocks=load.num_from_tail,
         expected_load_ms=_sum_ms(plan.expected.load_s - plan.wait_s for plan in plans),
         expected_compute_ms=_sum_ms(plan.expected.compute_s - plan.wait_s for plan in plans),
         load_ms=load.load_s * 1e3,

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from firsttoken.control.v1 import control_pb2
+from services.control.node import ControlNode
 from services.core import config as mesh_config
 from services.core.config import MeshConfig
 from services.core.keys import extend_keys, root_key
@@ -26,6 +27,9 @@ from worker.requests import Prompt
 from worker.tier import KvLoad, KvTier
 
 BLOCK_TOKENS = 16
+# Of a prompt: 25 full blocks, and 3 tokens that are always computed.
+NUM_TOKENS = 403
+NUM_BLOCKS = 25
 
 
 def config_of(
@@ -52,8 +56,12 @@ def config_of(
     )
 
 
+# Whether loading pays is a matter of the machine: where it is not the matter, load always.
+CONFIG = config_of(kv_load="always")
+
+
 def prompt_of(
-    name: int, num_tokens: int = 403, *, max_tokens: int = 20, tenant: str = ""
+    name: int, num_tokens: int = NUM_TOKENS, *, max_tokens: int = 20, tenant: str = ""
 ) -> Prompt:
     token_ids = np.random.default_rng(name).integers(100, 1000, num_tokens).astype(np.uint32)
     root = root_key(model="test", block_tokens=BLOCK_TOKENS, tenant=tenant)
@@ -77,18 +85,25 @@ class Worker(NamedTuple):
         may_load = self.tier.may_load(len(prompt.token_ids), prompt.prefix_keys)
         source = Source.HOLD if may_load else Source.COMPUTE
         with self.front.submit(prompt, source=source) as stream:
+            outcomes: list[KvLoad] = []
             load = asyncio.create_task(
-                self.tier.load(stream, len(prompt.token_ids), prompt.prefix_keys, tenant=tenant)
+                self.tier.load(
+                    stream,
+                    len(prompt.token_ids),
+                    prompt.prefix_keys,
+                    tenant=tenant,
+                    on_outcome=outcomes.append,
+                )
             )
             try:
                 tokens: list[Token] = []
                 while not tokens or not tokens[-1].finish:
                     tokens += (await stream.next()).tokens
-                outcome = await load
             finally:
                 await end_tasks([load])
         first = tokens[0].first
         assert first is not None
+        [outcome] = outcomes
         self.tier.settle(outcome, first)
         ids = [token.token_id for token in tokens]
         return Answer(ids, first, outcome, time.monotonic() - began_s)
@@ -127,6 +142,12 @@ async def working(config: MeshConfig, control: str) -> AsyncIterator[Worker]:
         worker = Worker(front, tier)
         yield worker
         await worker.settled()
+
+
+async def fill(control: ControlNode, *names: int, config: MeshConfig = CONFIG) -> list[list[int]]:
+    """Answers of a worker that is gone afterwards; what it computed is in the store."""
+    async with working(config, control.address) as worker:
+        return [(await worker.generate(prompt_of(name))).token_ids for name in names]
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
