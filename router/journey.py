@@ -13,6 +13,7 @@ from firsttoken.router.v1 import inference_pb2
 from firsttoken.tokenizer.v1 import tokenizer_pb2
 from firsttoken.worker.v1 import worker_pb2
 from router.checks import Checked, check_length, check_request, text_head
+from router.delivery import Delivery
 from router.dispatch import Grant, Place
 from router.fleet import Worker
 from router.mesh import Mesh
@@ -56,8 +57,7 @@ class Journey:
         self._caller = TraceContext.from_metadata(context.invocation_metadata())
         sampled = mesh.tracing.decide(self._caller, self._config.telemetry.sample_ratio)
         self._trace = self._caller.child(sampled=sampled)
-        # Chunks that the client has, unread.
-        self._forwarded: list[bytes] = []
+        self._delivery = Delivery(context, max_unread_bytes=self._config.router.max_unread_bytes)
         self._num_attempts = 0
         self._num_migrations = 0
         self._worker_id = ""
@@ -82,10 +82,12 @@ class Journey:
         checked = check_request(
             self._request, self._context.invocation_metadata(), self._mesh.bounds()
         )
-        with self._mesh.dispatcher.enter(checked.request_class) as place:
-            prompt = await self._preprocess(checked)
-            await inject(self._delay_ms.router_unowned)
-            await self._generate(place, prompt, checked.tenant)
+        # The worker's slot is free when the worker is, however slowly the client reads.
+        async with self._delivery:
+            with self._mesh.dispatcher.enter(checked.request_class) as place:
+                prompt = await self._preprocess(checked)
+                await inject(self._delay_ms.router_unowned)
+                await self._generate(place, prompt, checked.tenant)
 
     async def _preprocess(self, checked: Checked) -> Prompt:
         request = tokenizer_pb2.EncodeRequest(
@@ -140,7 +142,7 @@ class Journey:
                 await inject(self._delay_ms.router_route)
                 called_s = time.monotonic()
                 ledger.record(Segment.ROUTE, grant.granted_s, called_s)
-                if not self._forwarded:
+                if not self._delivery.messages:
                     self._num_attempts = attempt
                 try:
                     await self._call_worker(grant, request, called_s)
@@ -193,10 +195,9 @@ class Journey:
         """Everything as it comes; the last message with this router's part added."""
         self._ledger.mark_first_token(time.monotonic())
         while not is_finished(message):
-            await self._context.write(message)
-            self._forwarded.append(message)
+            self._delivery.send(message)
             message = await self._following_message(call, grant)
-        await self._context.write(self._finish(message, grant, seen_s))
+        self._delivery.send(self._finish(message, grant, seen_s))
 
     async def _following_message(self, call: WorkerCall, grant: Grant) -> bytes:
         try:
@@ -210,7 +211,7 @@ class Journey:
 
     def _resume(self, request: worker_pb2.GenerateRequest, death: WorkerDied) -> None:
         """Have the next worker go on behind what the client has."""
-        told = replay(self._forwarded)
+        told = replay(self._delivery.messages)
         most = self._config.router.max_migrations
         if self._num_migrations == most:
             rule = f"an answer goes on elsewhere at most {most} times (router.max_migrations)"
@@ -221,10 +222,10 @@ class Journey:
 
     def _end_if_begun(self, refusal: Exception) -> None:
         """Nobody takes the request. Who has a part of the answer hears that its worker died."""
-        if self._forwarded:
+        if self._delivery.messages:
             text = refusal.details() if isinstance(refusal, grpc.aio.AioRpcError) else refusal
             problem = f"it could not go on elsewhere: {text}"
-            raise _worker_died(replay(self._forwarded), problem) from refusal
+            raise _worker_died(replay(self._delivery.messages), problem) from refusal
 
     def _finish(self, message: bytes, grant: Grant, seen_s: float) -> bytes:
         response = inference_pb2.GenerateResponse.FromString(message)

@@ -124,6 +124,13 @@ class RouterSettings:
         low=0,
         high=16,
     )
+    max_unread_bytes: int = setting(
+        4 << 20,
+        "Most bytes of an answer that wait for a client that reads slowly; with more, the answer"
+        " ends.",
+        low=0,
+        high=1 << 32,
+    )
     prefill_affinity_tokens: int = setting(
         512,
         "How many more prompt tokens than the least busy one a prefill worker may have to"

@@ -106,9 +106,10 @@ async def test_what_a_prefill_worker_began_goes_on_at_another_decode_worker() ->
 
 async def test_an_answer_survives_the_death_of_one_worker_after_the_other() -> None:
     config = simulated(router=ROUND_ROBIN, timing=SLOW)
+    options: Options = {**PENALIZED, "max_tokens": 600}  # no worker is to end it before it dies
     async with run_mesh(config) as mesh, run_victims(mesh) as victims:
-        undisturbed = await mesh.client.complete("Again", **PENALIZED)
-        async with mesh.client.generate("Again", **PENALIZED) as stream:
+        undisturbed = await mesh.client.complete("Again", **options)
+        async with mesh.client.generate("Again", **options) as stream:
             for _ in range(4):
                 await read(stream, 20)
                 victims.kill_at_work("core")
