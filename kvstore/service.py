@@ -18,8 +18,8 @@ from services.runtime.changes import KeysChange, KeysEvent
 from services.runtime.interceptor import Context
 from services.runtime.protocol import MAX_TENANT_CHARACTERS
 
-# Of the time until a caller's deadline, so that the answer still gets there.
-PATIENT_SHARE = 0.8
+# Of the time until a caller's deadline, which is what the blocks are worth to it.
+L2_SHARE = 0.25
 
 _STATES = {
     State.RESERVED: kvstore_pb2.RESERVATION_STATE_RESERVED,
@@ -35,9 +35,8 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
     async def Match(
         self, request: kvstore_pb2.MatchRequest, context: Context
     ) -> kvstore_pb2.MatchResponse:
-        # What is in L1 is still of use when L2 says nothing until the caller's deadline.
         remaining_s = context.time_remaining()
-        patience_s = math.inf if remaining_s is None else PATIENT_SHARE * remaining_s
+        patience_s = math.inf if remaining_s is None else L2_SHARE * remaining_s
         matched = await self._store.match(_keys("chain", request.chain), patience_s=patience_s)
         below = self._tier2_stats()
         return kvstore_pb2.MatchResponse(
