@@ -113,57 +113,18 @@ class SegmentedLru:
         return itertools.chain(self._probation, self._protected)
 
 
-class TwoQueues:
-    """A short FIFO for what is new, an LRU for what came back after it had left the FIFO.
-
-    A use while in the FIFO proves nothing: turns of one conversation come in bursts.
-    Remembers the keys of as many blocks as it holds. (Johnson and Shasha, "2Q", 1994.)
-    """
-
-    NEW_SHARE = 0.25
-    REMEMBERED_SHARE = 1.0
-
-    def __init__(self, num_blocks: int) -> None:
-        self._max_new = max(1, int(num_blocks * self.NEW_SHARE))
-        self._new: OrderedDict[bytes, None] = OrderedDict()
-        self._proven: OrderedDict[bytes, None] = OrderedDict()
-        self._gone = _Ghosts(max(1, int(num_blocks * self.REMEMBERED_SHARE)))
-
-    def __len__(self) -> int:
-        return len(self._new) + len(self._proven)
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._new or key in self._proven
-
-    def insert(self, key: bytes) -> None:
-        (self._proven if self._gone.pop(key) else self._new)[key] = None
-
-    def touch(self, key: bytes) -> None:
-        if key in self._proven:
-            self._proven.move_to_end(key)
-
-    def remove(self, key: bytes, *, evicted: bool) -> None:
-        if key in self._proven:
-            del self._proven[key]
-            return
-        del self._new[key]
-        if evicted:
-            self._gone.add(key)
-
-    def candidates(self) -> Iterator[bytes]:
-        if len(self._new) > self._max_new:
-            return itertools.chain(self._new, self._proven)
-        return itertools.chain(self._proven, self._new)
-
-
 class S3Fifo:
     """A small FIFO for what is new, a large one for what was used, and ghosts.
 
     A block at the end of the small one moves on if it was used meanwhile; one at the
     end of the large one gets another round for each use. (Yang et al., SOSP 2023.)
+
+    The small one is larger than the authors' tenth, and what left it is remembered for
+    longer: turns of a conversation are minutes apart, and come back as whole chains.
     """
 
-    SMALL_SHARE = 0.1
+    SMALL_SHARE = 0.25
+    REMEMBERED_SHARE = 2.0
     MAX_USES = 3
 
     def __init__(self, num_blocks: int) -> None:
@@ -171,7 +132,7 @@ class S3Fifo:
         self._small: OrderedDict[bytes, None] = OrderedDict()
         self._main: OrderedDict[bytes, None] = OrderedDict()
         self._uses: dict[bytes, int] = {}
-        self._gone = _Ghosts(num_blocks)
+        self._gone = _Ghosts(max(1, int(num_blocks * self.REMEMBERED_SHARE)))
 
     def __len__(self) -> int:
         return len(self._uses)
@@ -245,5 +206,5 @@ class _Ghosts:
 
 
 POLICIES: Mapping[str, Callable[[int], EvictionPolicy]] = MappingProxyType(
-    {"lru": Lru, "slru": SegmentedLru, "2q": TwoQueues, "s3fifo": S3Fifo}
+    {"lru": Lru, "slru": SegmentedLru, "s3fifo": S3Fifo}
 )

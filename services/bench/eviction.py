@@ -18,43 +18,55 @@ from typing import Any, NamedTuple, TypeAlias
 from kvstore.eviction import POLICIES, EvictionPolicy
 from kvstore.index import BlockIndex
 from kvstore.tier2 import Record
+from services.core.config import KvStoreSettings
 from services.core.kvblocks import Block
 
 # The blocks of one prompt, from its start: equal numbers are equal blocks.
 Chain: TypeAlias = Sequence[int]
 
-SIZES = (0.01, 0.05, 0.1, 0.2, 0.5)  # of the distinct blocks
+SIZES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # of the distinct blocks
 SESSION_INTERVAL_S = 60.0
-BELADY, UNLIMITED = "belady", "unlimited"
+BELADY = "belady"
+# As workers write them.
+BATCH_BLOCKS = 16
+# Blocks of 64 tokens that count as one, in traces whose prompts have thousands.
+BLOCKS_PER_UNIT = 64
 
 
-class Row(NamedTuple):
-    """`hit_rate`: blocks found, in a run from the start of their prompt, of all asked for."""
+class Rates(NamedTuple):
+    """Hit rates with memory for `num_slots` blocks: by policy, and by Belady's rule.
 
-    trace: str
-    policy: str
+    A hit is a block found, in a run from the start of its prompt; the rate is of all
+    blocks asked for.
+    """
+
     size: float
     num_slots: int
-    hit_rate: float
+    hit_rates: dict[str, float]
+
+
+def measure_traces(files: Iterable[Path]) -> dict[str, Any]:
+    """Of files that `read_trace` reads."""
+    return {
+        "benchmark": "kv_eviction",
+        "policy": KvStoreSettings().eviction_policy,
+        "traces": [_measure_trace(path) for path in files],
+    }
 
 
 def measure(
-    name: str,
     chains: Sequence[Chain],
     *,
     sizes: Sequence[float] = SIZES,
     policies: Sequence[str] = tuple(POLICIES),
-) -> list[Row]:
-    """A row for each size and policy, for Belady's rule, and for unlimited memory."""
+) -> list[Rates]:
     num_distinct = len({block for chain in chains for block in chain})
     rows = []
     for size in sizes:
         num_slots = max(1, round(size * num_distinct))
-        for policy in policies:
-            rate = replay(chains, num_slots, POLICIES[policy])
-            rows.append(Row(name, policy, size, num_slots, rate))
-        rows.append(Row(name, BELADY, size, num_slots, replay_belady(chains, num_slots)))
-    rows.append(Row(name, UNLIMITED, 1.0, num_distinct, replay_belady(chains, num_distinct)))
+        rates = {policy: replay(chains, num_slots, POLICIES[policy]) for policy in policies}
+        rates[BELADY] = replay_belady(chains, num_slots)
+        rows.append(Rates(size, num_slots, rates))
     return rows
 
 
@@ -95,31 +107,49 @@ def replay_belady(chains: Sequence[Chain], num_slots: int) -> float:
     return num_hits / num_asked
 
 
-def read_mooncake(path: Path) -> list[Chain]:
-    """`hash_ids` of each request: github.com/kvcache-ai/Mooncake, FAST25-release/traces."""
-    return [row["hash_ids"] for row in _read_lines(path)]
+def read_trace(path: Path) -> list[Chain]:
+    """JSON Lines, gzipped or not, of one of two kinds.
 
+    Requests with `hash_ids`: github.com/kvcache-ai/Mooncake. Sessions of coding agents
+    with `requests` and their `blocks`: github.com/callanjfox/kv-cache-tester.
 
-def read_agents(path: Path, *, blocks_per_unit: int = 16) -> list[Chain]:
-    """Sessions of coding agents, a new one each minute: github.com/callanjfox/kv-cache-tester.
-
-    `blocks_per_unit` blocks count as one, and what does not fill one is left out: the
-    chains are long, a few thousand blocks.
+    Raises ValueError for any other.
     """
+    rows = list(_read_lines(path))
+    if rows and "hash_ids" in rows[0]:
+        return [row["hash_ids"] for row in rows]
+    if rows and "requests" in rows[0]:
+        return _agents(rows)
+    raise ValueError(f"{path}: is no trace of a known kind")
+
+
+def _agents(sessions: Sequence[dict[str, Any]]) -> list[Chain]:
+    """A new session each minute. What does not fill a unit is left out."""
     calls: list[tuple[float, list[int]]] = []
-    numbers: dict[tuple[int, int, int], int] = {}
-    for number, session in enumerate(_read_lines(path)):
+    numbers: dict[tuple[int, ...], int] = {}
+    for number, session in enumerate(sessions):
         for request in session["requests"]:
             blocks = [b for first, last in request["blocks"] for b in range(first, last + 1)]
-            units = zip(
-                blocks[::blocks_per_unit],
-                blocks[blocks_per_unit - 1 :: blocks_per_unit],
-                strict=False,
-            )
+            starts = blocks[::BLOCKS_PER_UNIT]
+            ends = blocks[BLOCKS_PER_UNIT - 1 :: BLOCKS_PER_UNIT]
+            units = zip(starts, ends, strict=False)
             chain = [numbers.setdefault((number, *unit), len(numbers)) for unit in units]
             calls.append((number * SESSION_INTERVAL_S + request["t"], chain))
     calls.sort(key=lambda call: call[0])
     return [chain for _, chain in calls if chain]
+
+
+def _measure_trace(path: Path) -> dict[str, Any]:
+    chains = read_trace(path)
+    num_distinct = len({block for chain in chains for block in chain})
+    return {
+        "trace": path.name,
+        "requests": len(chains),
+        "blocks": sum(map(len, chains)),
+        "distinct_blocks": num_distinct,
+        "unlimited": replay_belady(chains, num_distinct),
+        "sizes": [row._asdict() for row in measure(chains)],
+    }
 
 
 def _store(index: BlockIndex, keys: list[bytes]) -> None:
@@ -132,7 +162,7 @@ def _store(index: BlockIndex, keys: list[bytes]) -> None:
         if index.reserve(key, parent, "", 0.0, spare) is None:
             break  # no room but at the cost of its own head
         written.append(Record(Block(key, key, b"", depth, 0, 0), "", b""))
-        if len(written) >= 16:
+        if len(written) >= min(BATCH_BLOCKS, max(1, index.num_slots // 4)):
             index.commit(written)
             written = []
     index.commit(written)
