@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 import grpc
@@ -24,7 +25,16 @@ from services.runtime.membership import ControlClient
 from services.runtime.sharing import open_shared
 from services.runtime.startup import StartupError
 from tests.control.mesh import operating
-from tests.kvstore.blocks import NUM_BYTES, Chain, Client, as_arena, client_of, make_chain, place_of
+from tests.kvstore.blocks import (
+    NUM_BYTES,
+    Chain,
+    Client,
+    as_arena,
+    client_of,
+    make_chain,
+    nothing_reserved,
+    place_of,
+)
 from tests.runtime.processes import running
 from tests.runtime.waiting import eventually
 
@@ -174,3 +184,33 @@ async def _write_on(client: Client) -> None:
     with contextlib.suppress(grpc.aio.AioRpcError):
         for number in itertools.count():
             await client.put(make_chain(f"new {number}", 8))
+
+
+WRITER = """
+import asyncio, sys
+from tests.kvstore.blocks import client_of, make_chain, reserve_request
+
+async def main():
+    async with client_of(sys.argv[1]) as client:
+        call = client.stub.Put()
+        await call.write(reserve_request(make_chain("a", 5)))
+        print(len((await call.read()).reserved.reservations), flush=True)
+        await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_writer_that_is_killed_leaves_nothing_reserved(control: ControlNode) -> None:
+    async with KvStoreNode(control=control.address) as node, client_of(node.address) as client:
+        writer = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", WRITER, node.address), stdout=asyncio.subprocess.PIPE
+        )
+        assert writer.stdout is not None
+        assert await asyncio.wait_for(writer.stdout.readline(), 60) == b"5\n"
+        assert (await client.stats()).num_reserved == 5
+        writer.kill()
+        await writer.communicate()
+        await nothing_reserved(client)
+
+        assert await client.put(make_chain("a", 5)) == 5
