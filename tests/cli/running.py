@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,7 +81,8 @@ class Run:
 
     def close(self) -> None:
         for pid in self.survivors():
-            os.kill(pid, 9)
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, 9)
         self.process.communicate()
 
     def _find(self) -> Iterator[tuple[int, str]]:
