@@ -236,7 +236,7 @@ class EngineCore:
 
     def _publish(self) -> None:
         events = self._pool.take_events()
-        report = self._pending.take(events, self._load)
+        report = self._pending.take(events, self._load())
         if report is not None:
             self._link.send(report)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 from worker.messages import CoreLoad, ExportedBlock, Progress, Started, StepReport, Token
 from worker.pool import BlockPool, PoolEvents
@@ -15,6 +14,7 @@ class PendingReport:
 
     def __init__(self) -> None:
         self._clear()
+        self._reported: CoreLoad | None = None
 
     def _clear(self) -> None:
         self.tokens: list[Token] = []
@@ -24,20 +24,21 @@ class PendingReport:
         self.exported: list[ExportedBlock] = []
         self.inbox_freed: list[int] = []
 
-    def take(self, events: PoolEvents, load: Callable[[], CoreLoad]) -> StepReport | None:
-        """None when there is nothing to say."""
+    def take(self, events: PoolEvents, load: CoreLoad) -> StepReport | None:
+        """None when there is nothing to say. A step of prompts alone changes the load."""
         parts = (
             *(self.tokens, self.released, self.started, self.progress),
             *(self.exported, self.inbox_freed, events.stored, events.evicted),
         )
-        if not any(parts):
+        if load == self._reported and not any(parts):
             return None
+        self._reported = load
         report = StepReport(
             tokens=self.tokens,
             released=self.released,
             stored=events.stored,
             evicted=events.evicted,
-            load=load(),
+            load=load,
             started=self.started,
             progress=self.progress,
             exported=self.exported,

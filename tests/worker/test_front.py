@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -225,6 +226,22 @@ async def test_leaving_at_any_moment_frees_everything(front: EngineFront) -> Non
 
     load = front.hub.load
     assert (load.num_running, load.num_waiting, load.num_blocks_reserved) == (0, 0, 0)
+
+
+async def test_the_load_tells_of_a_prompt_while_it_is_computed() -> None:
+    slow = mesh_config.change(CONFIG, {"worker.max_step_ms": 20.0})
+    timing = replace(slow.worker.simulated, prefill_tokens_per_s=200.0)
+    slow = replace(slow, worker=replace(slow.worker, simulated=timing))
+    async with EngineFront(slow, cores_shared_by=1) as front:
+        with front.submit(asked(prompt(1, 200), Sampling(max_tokens=1, seed=1))) as stream:
+            await until(lambda: front.hub.load.prompt_tokens_evaluated > 0)
+            load = front.hub.load
+            tokens = await read(stream)
+        await idle(front)
+
+    assert (load.num_running, load.num_blocks_reserved) == (1, 13)
+    assert load.prompt_tokens_evaluated < 200
+    assert len(tokens) == 1
 
 
 async def test_more_requests_than_may_wait_are_refused(front: EngineFront) -> None:

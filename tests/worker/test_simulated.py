@@ -95,6 +95,12 @@ def test_blocks_carry_a_prefix_to_another_engine(tokens: list[int]) -> None:
     assert [block.tobytes() for block in exported] == [block.tobytes() for block in blocks]
 
 
+def test_one_request_alone_always_fits_into_the_pool() -> None:
+    engine = new_engine(num_blocks=2)
+
+    assert engine.info.max_context_tokens == 2 * BLOCK_TOKENS
+
+
 def test_later_blocks_are_exported_alone() -> None:
     engine = new_engine()
     feed(engine, 0, range(30), [])

@@ -41,7 +41,10 @@ class SimulatedEngine:
             vocabulary_size=vocabulary.vocabulary_size,
             eos_token_ids=vocabulary.eos_token_ids,
             num_slots=config.worker.num_slots,
-            max_context_tokens=config.worker.max_context_tokens,
+            # One request alone must fit.
+            max_context_tokens=min(
+                config.worker.max_context_tokens, timing.num_blocks * block_tokens
+            ),
             block_tokens=block_tokens,
             block_bytes=block_tokens * timing.kv_bytes_per_token,
             num_blocks=timing.num_blocks,
