@@ -155,6 +155,7 @@ class RedisTier:
             self._rejected["late"] += len(indices)
             return 0
         replies: list[Any] = []
+        at_least_s = 0.0
         began_s = self._now_s()
         try:
             async with asyncio.timeout(None if math.isinf(patience_s) else patience_s):
@@ -166,8 +167,9 @@ class RedisTier:
             return 0
         except TimeoutError:
             self._rejected["late"] += len(indices)
+            at_least_s = self._redis.latency.value  # having waited for less says nothing
         now_s = self._now_s()
-        self._redis.latency.observe(now_s - began_s, 1, now_s)
+        self._redis.latency.observe(max(now_s - began_s, at_least_s), 1, now_s)
         return next((n for n, reply in enumerate(replies) if not reply), len(replies))
 
     def put_nowait(self, chain: Sequence[bytes], record: Record, payload: Buffer) -> bool:

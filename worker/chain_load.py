@@ -141,10 +141,18 @@ class ChainLoad:
 
     async def _match(self) -> kvstore_pb2.MatchResponse:
         try:
-            found = await self._store.match(self._chain.storage_keys)
+            # The store asks L2 for no longer than a share of this.
+            found = await self._store.match(
+                self._chain.storage_keys, timeout_s=self._deadline.left_s
+            )
         except asyncio.CancelledError:
             if self._deadline.expired:
                 self._client.suspect(self._store)
+            raise
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                self._client.suspect(self._store)
+                raise TimeoutError from None
             raise
         if found.l2_bytes_per_s:
             block_s = self._front.info.block_bytes / found.l2_bytes_per_s

@@ -42,6 +42,11 @@ class Deadline:
     def expired(self) -> bool:
         return self._scope.expired()
 
+    @property
+    def left_s(self) -> float:
+        """If the engine were held from now on."""
+        return min(self._latest_s - time.monotonic(), self._patience_s)
+
     def be_patient(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._rearm()

@@ -52,9 +52,11 @@ class Store:
             if not self._num_users:
                 self._unused.set()
 
-    async def match(self, chain: Sequence[bytes]) -> kvstore_pb2.MatchResponse:
+    async def match(
+        self, chain: Sequence[bytes], *, timeout_s: float | None = None
+    ) -> kvstore_pb2.MatchResponse:
         request = kvstore_pb2.MatchRequest(chain=b"".join(chain))
-        response: kvstore_pb2.MatchResponse = await self.stub.Match(request)
+        response: kvstore_pb2.MatchResponse = await self.stub.Match(request, timeout=timeout_s)
         return response
 
     async def close(self) -> None:
