@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.plans import can_share_memory
-from tests.cli.running import COMMAND, SERVE, TIMEOUT_S, Run, run_to_end, wait_for
+from tests.cli.running import COMMAND, SERVE, TIMEOUT_S, Endpoints, Run, run_to_end, wait_for
 
 Start = Callable[..., Run]
 
@@ -49,6 +49,13 @@ def redis_of(run: Run) -> list[int]:
         for pid, command in run.survivors().items()
         if "redis.sock" in command and " -m " not in command
     ]
+
+
+def has_redis(endpoints: Endpoints) -> bool:
+    """The KV store is connected to it."""
+    members = run_to_end("status", "--json", env=endpoints.env).json["members"]
+    (stored,) = (member["kvstore"] for member in members if member["role"] == "kvstore")
+    return bool(stored["l2"]["connected"])
 
 
 def is_sleeping(run: Run) -> bool:
@@ -297,13 +304,14 @@ def test_a_service_that_ends_too_often_stops_everything_with_status_3(start: Sta
 
 def test_a_killed_redis_is_started_again(start: Start) -> None:
     run = start(*SIMULATED, "--workers", "1", "--exec", SERVE)
-    run.wait_until_serving()
+    endpoints = run.wait_until_serving()
     assert run.process.stderr is not None
     wait_for(lambda: len(redis_of(run)) == 1, 15.0, lambda: "there is no Redis")
 
     os.kill(redis_of(run)[0], signal.SIGKILL)
     said = [next(line for line in run.process.stderr if wanted in line) for wanted in RESTART]
     wait_for(lambda: len(redis_of(run)) == 1, 15.0, lambda: "no Redis came back")
+    wait_for(lambda: has_redis(endpoints), 60.0, lambda: "the KV store does not use it")
 
     assert {line.split()[2] for line in said} == {"redis"}
 
