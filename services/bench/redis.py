@@ -42,14 +42,6 @@ SIZES = {SMALL: 4 << 10, BLOCK: 1 << 20}
 NUM_BLOCK_READERS = 4
 CHAINS = ((64 << 10, 128), (1 << 20, 32))  # bytes of a block, blocks
 FINGERPRINT = b"bench"
-TITLES = {
-    "get": "GETs",
-    "small_get_beside_blocks": "GETs of 4 KiB, one by one, beside 4 readers of 1 MiB",
-    "chain": "chains of blocks, read and verified by the KV store's tier",
-    "one_slow_connection": "GETs of 64 KiB, one by one, one connection being slow",
-    "after_idle": "GETs of 64 KiB, many at once, after the server closed what was idle",
-}
-
 Row: TypeAlias = dict[str, Any]
 
 
@@ -99,14 +91,6 @@ async def measure(*, seconds: float = 0.5, num_rounds: int = 3) -> dict[str, Any
             "one_slow_connection": [await measure_slow_one(way, address) for way in WAYS],
             "after_idle": [await measure_idle(way, address) for way in WAYS],
         }
-
-
-def to_lines(document: dict[str, Any]) -> list[str]:
-    """Tables for people."""
-    lines = []
-    for name, title in TITLES.items():
-        lines += [title, *_table(document[name]), ""]
-    return [*lines, f"default: {document['default']}"]
 
 
 async def _compare(
@@ -203,15 +187,3 @@ def _make_chain(num_bytes: int, num_blocks: int) -> tuple[list[bytes], list[Reco
         for index, (key, prefix_key) in enumerate(zip(chain, prefix_keys, strict=True))
     ]
     return chain, records, payload
-
-
-def _table(rows: list[Row]) -> list[str]:
-    cells = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  " + "  ".join(map(str.rjust, row, widths)).rstrip() for row in cells]
-
-
-def _cell(value: object) -> str:
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

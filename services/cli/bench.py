@@ -1,4 +1,4 @@
-"""firsttoken bench: measure a running mesh. Ratios hold across machines, figures do not."""
+"""firsttoken bench: measure. Ratios hold across machines, figures do not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from services.bench import reuse
-from services.cli import rpc
+from services.cli import bench_kv, rpc
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,14 +18,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_argument("--shared-tokens", type=int, default=500, metavar="N")
     shared.add_argument("--pairs", type=int, default=5, metavar="N")
     rpc.add_router_option(shared)
-    shared.add_argument("--json", action="store_true", help="end with one line of JSON")
+    kv = benchmarks.add_parser("kv", help="what KV that travels costs and saves")
+    bench_kv.add_arguments(kv)
+    for parser in (shared, kv):
+        parser.add_argument("--json", action="store_true", help="end with one line of JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    document = rpc.run(_reuse(arguments))
+    kv = arguments.benchmark == "kv"
+    document = rpc.run(bench_kv.measure(arguments.parts) if kv else _reuse(arguments))
     if arguments.json:
         print(json.dumps(document), flush=True)
-        return 0
+    elif kv:
+        bench_kv.show(document)
+    else:
+        _show_reuse(document)
+    return 0
+
+
+def _show_reuse(document: dict[str, Any]) -> None:
     print(f"{document['pairs']} pairs of prompts sharing about {document['shared_tokens']} tokens")
     for name in ("first", "second"):
         print(f"  TTFT of the {name:<6} {document[f'{name}_ttft_ms']:9.1f} ms")
@@ -34,7 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
         f"  the second reused {document['cached_tokens']} of {document['prompt_tokens']} tokens;"
         f" the engine ({document['engine']}) evaluated {document['evaluated_prompt_tokens']}"
     )
-    return 0
 
 
 async def _reuse(arguments: argparse.Namespace) -> dict[str, Any]:
