@@ -359,14 +359,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m worker.core", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the socket to the front")
     parser.add_argument("--memory-fd", type=int, required=True, help="memory shared with it")
-    parser.add_argument("--config", required=True, help="the configuration, as JSON")
     parser.add_argument("--cores-shared-by", type=int, default=1)
     options = parser.parse_args(arguments)
     # Ctrl-C reaches the whole foreground group; the front decides when the core ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     link = CoreLink(socket.socket(fileno=options.fd))
-    config = mesh_config.from_json(options.config)
+    config = mesh_config.from_json(sys.stdin.read())  # as JSON; the front keeps it off ps
     try:
         engine = open_engine(config, cores_shared_by=options.cores_shared_by)
     except StartupError as error:

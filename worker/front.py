@@ -17,7 +17,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
@@ -265,16 +265,20 @@ class EngineFront:
     def _spawn(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
         # Not asyncio's way: uvloop forks, and what gRPC does in the child of a fork now
         # and then waits for ever. This is a vfork, where gRPC does nothing.
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "worker.core", "--fd", str(theirs.fileno())),
                 *("--memory-fd", str(self._memory_fd)),
-                *("--config", mesh_config.to_json(self._config)),
                 *("--cores-shared-by", str(self._cores_shared_by)),
             ],
             pass_fds=[theirs.fileno(), self._memory_fd],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
         )
+        # Not on its command line, which everyone can read: there may be a password in it.
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(mesh_config.to_json(self._config).encode())
+        return process
 
     def _come_up(self, link: FrontLink, ready: Ready) -> None:
         info = ready.info

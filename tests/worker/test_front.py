@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -298,6 +299,15 @@ async def test_settings_reach_the_running_core(front: EngineFront) -> None:
 
     assert times is not None
     assert times.prefill_s >= 0.05
+
+
+async def test_a_password_in_the_configuration_is_on_no_command_line() -> None:
+    secret = mesh_config.parse({"kvstore": {"redis_url": "redis://:s3cret@127.0.0.1:1"}}).kvstore
+    async with EngineFront(replace(CONFIG, kvstore=secret), cores_shared_by=1) as front:
+        command = Path(f"/proc/{core_pid(front)}/cmdline").read_bytes()
+
+    assert b"worker.core" in command
+    assert b"s3cret" not in command
 
 
 async def test_an_engine_that_cannot_start_is_a_startup_error() -> None:
