@@ -26,7 +26,7 @@ from services.core.ledger import Ledger, Segment
 from services.core.tokens import BYTES_PER_TOKEN
 from services.runtime.delays import inject
 from services.runtime.interceptor import Context
-from services.runtime.protocol import PREFILL_LOST, ledger_to_proto, spend_callee
+from services.runtime.protocol import ledger_to_proto, spend_callee
 from services.runtime.telemetry import TraceContext
 
 
@@ -247,7 +247,7 @@ class Journey:
         return response.SerializeToString()
 
     def _learn_of_prefill(self, worker: Worker, path: common_pb2.KvPath) -> None:
-        if path.reason.startswith(PREFILL_LOST):
+        if path.prefill_failed:
             self._mesh.dispatcher.prefill_failed(worker)
         elif path.handed_off:
             self._mesh.dispatcher.prefilled(worker)

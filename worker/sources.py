@@ -103,6 +103,7 @@ class KvSources:
                 stream, request, num_cached_blocks, origin, metadata, submitted_s
             )
         except HandoffFailed as failure:
+            origin.path.prefill_failed = True
             origin.path.reason = f"prefill worker lost: {failure}"
             # With its first token passed on, what is missing is only to be computed.
             return origin.path.handed_off

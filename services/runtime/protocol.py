@@ -13,9 +13,6 @@ from services.core.sampling import Sampling
 TENANT_KEY = "firsttoken-tenant"
 MAX_TENANT_CHARACTERS = 128
 
-# How KvPath.reason begins when the prefill worker failed, so that routers avoid it.
-PREFILL_LOST = "prefill worker lost"
-
 _Optional: TypeAlias = Literal[
     "max_tokens",
     "temperature",

@@ -223,6 +223,7 @@ async def test_decode_computes_itself_when_the_prefill_core_dies(pair: Pair) -> 
     answered = await running
 
     assert answered.token_ids == alone
+    assert answered.finished.kv_path.prefill_failed
     assert "prefill worker lost" in answered.finished.kv_path.reason
 
 

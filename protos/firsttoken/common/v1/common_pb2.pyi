@@ -448,10 +448,11 @@ class KvPath(_message.Message):
     EXPECTED_COMPUTE_MS_FIELD_NUMBER: _builtins.int
     LOAD_MS_FIELD_NUMBER: _builtins.int
     HANDOFF_GAP_MS_FIELD_NUMBER: _builtins.int
+    PREFILL_FAILED_FIELD_NUMBER: _builtins.int
     handed_off: _builtins.bool
     """Another worker computed the prompt."""
     reason: _builtins.str
-    """For people: "uncached part of 96 tokens is below 256", "prefill worker lost", ..."""
+    """For people: "uncached part of 96 tokens is below 256", ..."""
     prefill_worker_id: _builtins.str
     """The worker that computed the prompt, if another did."""
     loaded_blocks: _builtins.int
@@ -466,6 +467,8 @@ class KvPath(_message.Message):
     """From the end of the prompt's last step at the other worker to the start of the
     first decode step here; 0: the two are on different hosts.
     """
+    prefill_failed: _builtins.bool
+    """Another worker was asked to compute the prompt, and failed."""
     def __init__(
         self,
         *,
@@ -477,10 +480,11 @@ class KvPath(_message.Message):
         expected_compute_ms: _builtins.float = ...,
         load_ms: _builtins.float = ...,
         handoff_gap_ms: _builtins.float = ...,
+        prefill_failed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_compute_ms", b"expected_compute_ms", "expected_load_ms", b"expected_load_ms", "handed_off", b"handed_off", "handoff_gap_ms", b"handoff_gap_ms", "load_ms", b"load_ms", "loaded_blocks", b"loaded_blocks", "prefill_worker_id", b"prefill_worker_id", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_compute_ms", b"expected_compute_ms", "expected_load_ms", b"expected_load_ms", "handed_off", b"handed_off", "handoff_gap_ms", b"handoff_gap_ms", "load_ms", b"load_ms", "loaded_blocks", b"loaded_blocks", "prefill_failed", b"prefill_failed", "prefill_worker_id", b"prefill_worker_id", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
