@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import signal
 import statistics
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from firsttoken.client import Answer, MeshClient
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from firsttoken.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from firsttoken.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from services.bench.processes import POLL_S, kill
 from services.bench.reuse import WORDS
 from services.core.keys import join_keys, split_keys, storage_key
 from services.runtime.channels import open_channel
@@ -24,7 +22,6 @@ WORKER, KVSTORE = control_pb2.MEMBER_ROLE_WORKER, control_pb2.MEMBER_ROLE_KVSTOR
 TOKENIZER = control_pb2.MEMBER_ROLE_TOKENIZER
 WRITTEN_TIMEOUT_S = 60.0
 READY_TIMEOUT_S = 180.0
-POLL_S = 0.1
 
 
 class Prompt(NamedTuple):
@@ -55,7 +52,7 @@ async def measure(
         await _wait_until_written(members, prompts)
         victims = [member for member in members if member.role in (WORKER, KVSTORE)]
         began_s = asyncio.get_running_loop().time()
-        _kill(victims, control)
+        kill(victims, control)
         members = await _wait_until_replaced(stub, victims)
         ready_s = asyncio.get_running_loop().time() - began_s
         # A process that has answered nothing yet is slow in itself.
@@ -167,22 +164,6 @@ async def _chains(
         [storage_key(key, fingerprint) for key in split_keys(each.prefix_keys)[1:]]
         for each in encoded
     ]
-
-
-def _kill(members: Sequence[control_pb2.Member], control: str) -> None:
-    """All at once. Raises StartupError, and kills nothing, where one is not of this machine."""
-    for member in members:
-        if control not in _command_line(member.pid):
-            raise StartupError(f"process {member.pid} of the mesh at {control} is not on this host")
-    for member in members:
-        os.kill(member.pid, signal.SIGKILL)
-
-
-def _command_line(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    except OSError:
-        return []
 
 
 async def _wait_until_replaced(
