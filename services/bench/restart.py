@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from firsttoken.client import Answer, MeshClient
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from firsttoken.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from firsttoken.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
-from services.bench.processes import POLL_S, kill
+from services.bench.processes import kill, until
 from services.bench.reuse import WORDS
 from services.core.keys import join_keys, split_keys, storage_key
 from services.runtime.channels import open_channel
@@ -147,7 +147,7 @@ async def _wait_until_written(
             stats = await stub.GetStats(kvstore_pb2.GetStatsRequest())
             return all_here and not stats.num_pending_writes
 
-        await _until(written, WRITTEN_TIMEOUT_S)
+        await until(written, WRITTEN_TIMEOUT_S)
 
 
 async def _chains(
@@ -183,12 +183,5 @@ async def _wait_until_replaced(
         ]
         return sorted(ready) == roles
 
-    await _until(replaced, READY_TIMEOUT_S)
+    await until(replaced, READY_TIMEOUT_S)
     return await _members(stub)
-
-
-async def _until(holds: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
-    """Raises TimeoutError."""
-    async with asyncio.timeout(timeout_s):
-        while not await holds():  # noqa: ASYNC110  # other processes tell no event
-            await asyncio.sleep(POLL_S)
