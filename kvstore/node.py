@@ -8,8 +8,6 @@ import os
 import sys
 import uuid
 from contextlib import AsyncExitStack
-from types import TracebackType
-from typing import Self
 
 from firsttoken.control.v1 import control_pb2
 from firsttoken.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
@@ -20,6 +18,7 @@ from kvstore.store import KvStore
 from services.core.config import KvStoreSettings, Snapshot
 from services.runtime.logs import event
 from services.runtime.membership import ControlClient
+from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
 from services.runtime.sharing import MemoryServer
 from services.runtime.startup import StartupError
@@ -32,7 +31,7 @@ CHECK_INTERVAL_S = 30.0
 logger = logging.getLogger(__name__)
 
 
-class KvStoreNode:
+class KvStoreNode(Resource):
     """An async context manager: entered, it is a ready member of the mesh.
 
     Entering raises StartupError when it cannot be; a Redis that does not answer is no
@@ -42,59 +41,43 @@ class KvStoreNode:
     def __init__(self, *, control: str, listen: str = "127.0.0.1:0") -> None:
         self._control_address = control
         self._listen = listen
-        self._stack = AsyncExitStack()
         self.id = f"kvstore-{uuid.uuid4().hex[:8]}"
         self.address = ""
 
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            control = await stack.enter_async_context(
-                ControlClient(self._control_address, self._member())
-            )
-            settings = control.snapshot.config.kvstore
-            tier2 = RedisTier(settings) if settings.redis_url else None
-            self.store = await stack.enter_async_context(KvStore(_memory_tier(settings), tier2))
-            memory = await stack.enter_async_context(MemoryServer(self.store.tier1.arena.fd))
-            server = MeshServer(self._listen, service_names=[SERVICE_NAME])
-            kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server(
-                KvStoreServicer(self.store), server.server
-            )
-            await stack.enter_async_context(server)
-            checking = asyncio.create_task(self._check_when_idle(), name="kv integrity")
-            stack.push_async_callback(end_tasks, [checking])
+    async def _open(self, stack: AsyncExitStack) -> None:
+        control = await stack.enter_async_context(
+            ControlClient(self._control_address, self._member())
+        )
+        settings = control.snapshot.config.kvstore
+        tier2 = RedisTier(settings) if settings.redis_url else None
+        self.store = await stack.enter_async_context(KvStore(_memory_tier(settings), tier2))
+        memory = await stack.enter_async_context(MemoryServer(self.store.tier1.arena.fd))
+        server = MeshServer(self._listen, service_names=[SERVICE_NAME])
+        kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server(
+            KvStoreServicer(self.store), server.server
+        )
+        await stack.enter_async_context(server)
+        checking = asyncio.create_task(self._check_when_idle(), name="kv integrity")
+        stack.push_async_callback(end_tasks, [checking])
 
-            def configure(snapshot: Snapshot) -> None:
-                self.store.tier1.set_tenant_share(snapshot.config.kvstore.max_tenant_share)
-                if tier2 is not None:
-                    tier2.throttle(snapshot.config.kvstore.debug_l2_bytes_per_s)
+        def configure(snapshot: Snapshot) -> None:
+            self.store.tier1.set_tenant_share(snapshot.config.kvstore.max_tenant_share)
+            if tier2 is not None:
+                tier2.throttle(snapshot.config.kvstore.debug_l2_bytes_per_s)
 
-            control.on_config(configure)
-            await server.set_serving(True)
-            self.address = server.address
-            control.update(
-                address=self.address,
-                memory_socket=memory.name,
-                state=control_pb2.MEMBER_STATE_READY,
-                detail="",
-            )
-            # Leaving runs in reverse: say so, end the streams, then what they need.
-            stack.push_async_callback(server.stop, STOP_GRACE_S)
-            stack.callback(self.store.tier1.feed.close)
-            stack.callback(control.update, state=control_pb2.MEMBER_STATE_DRAINING)
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """May be called twice."""
-        await self._stack.aclose()
+        control.on_config(configure)
+        await server.set_serving(True)
+        self.address = server.address
+        control.update(
+            address=self.address,
+            memory_socket=memory.name,
+            state=control_pb2.MEMBER_STATE_READY,
+            detail="",
+        )
+        # Leaving runs in reverse: say so, end the streams, then what they need.
+        stack.push_async_callback(server.stop, STOP_GRACE_S)
+        stack.callback(self.store.tier1.feed.close)
+        stack.callback(control.update, state=control_pb2.MEMBER_STATE_DRAINING)
 
     async def _check_when_idle(self) -> None:
         while True:

@@ -43,6 +43,7 @@ from kvstore.redis_writer import WriteBehind
 from kvstore.tier2 import GROUP_BLOCKS, Found, Record, Tier2Stats, Wanted
 from services.core.config import KvStoreSettings
 from services.core.kvblocks import Buffer
+from services.runtime.resource import Resource
 from services.runtime.tasks import end_tasks
 
 # Batches of one read that are under way at once: one comes while one is taken.
@@ -53,7 +54,7 @@ BATCH_S = 0.05
 FIRST_BATCH_BYTES = 1 << 20
 
 
-class RedisTier:
+class RedisTier(Resource):
     """See Tier2. Raises StartupError for settings that cannot be meant."""
 
     def __init__(self, settings: KvStoreSettings) -> None:
@@ -65,35 +66,28 @@ class RedisTier:
         self._num_hits = 0
         self._num_misses = 0
         self._num_bytes_read = 0
-        self._stack = AsyncExitStack()
 
-    async def __aenter__(self) -> RedisTier:
+    async def _open(self, stack: AsyncExitStack) -> None:
         """Also when no Redis answers: it may later."""
         settings = self._settings
-        async with AsyncExitStack() as stack:
-            self._redis = await stack.enter_async_context(
-                GuardedRedis(
-                    _open_link(settings, self._address, settings.redis_pool_size),
-                    _open_link(settings, self._address, 1),
-                    place=str(self._address),
-                    retry_s=settings.redis_retry_s,
-                )
+        self._redis = await stack.enter_async_context(
+            GuardedRedis(
+                _open_link(settings, self._address, settings.redis_pool_size),
+                _open_link(settings, self._address, 1),
+                place=str(self._address),
+                retry_s=settings.redis_retry_s,
             )
-            self._writer = await stack.enter_async_context(
-                WriteBehind(
-                    self._redis,
-                    queue_bytes=settings.redis_write_queue_bytes,
-                    batch_bytes=settings.redis_batch_bytes,
-                    ttl_s=settings.redis_ttl_s,
-                    retry_s=settings.redis_retry_s,
-                )
+        )
+        self._writer = await stack.enter_async_context(
+            WriteBehind(
+                self._redis,
+                queue_bytes=settings.redis_write_queue_bytes,
+                batch_bytes=settings.redis_batch_bytes,
+                ttl_s=settings.redis_ttl_s,
+                retry_s=settings.redis_retry_s,
             )
-            self._redis.on_open = self._writer.drop_waiting
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self._stack.aclose()
+        )
+        self._redis.on_open = self._writer.drop_waiting
 
     @property
     def connected(self) -> bool:

@@ -8,14 +8,14 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, contextmanager
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from kvstore.memory_tier import MemoryTier
 from kvstore.reader import Given, Reader
 from kvstore.scrubber import Scrubber
 from kvstore.tier2 import Record, Tier2, Wanted
 from kvstore.writer import Writer
+from services.runtime.resource import Resource
 
 FLUSH_TIMEOUT_S = 2.0
 THREADS = 2
@@ -43,7 +43,7 @@ class Evicted(NamedTuple):
     num_l2: int
 
 
-class KvStore:
+class KvStore(Resource):
     """An async context manager; it enters both tiers."""
 
     def __init__(self, tier1: MemoryTier, tier2: Tier2 | None = None) -> None:
@@ -53,27 +53,15 @@ class KvStore:
         self.num_writers = 0
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kv blocks")
         self._scrubber = Scrubber(tier1, self._threads)
-        self._stack = AsyncExitStack()
 
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            stack.callback(self.tier1.close)
-            # Waiting for threads would block the loop.
-            stack.push_async_callback(asyncio.to_thread, self._threads.shutdown)
-            if self.tier2 is not None:
-                await stack.enter_async_context(self.tier2)
-                stack.push_async_callback(self._flush, self.tier2)
-            await stack.enter_async_context(self._scrubber)
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._stack.aclose()
+    async def _open(self, stack: AsyncExitStack) -> None:
+        stack.callback(self.tier1.close)
+        # Waiting for threads would block the loop.
+        stack.push_async_callback(asyncio.to_thread, self._threads.shutdown)
+        if self.tier2 is not None:
+            await stack.enter_async_context(self.tier2)
+            stack.push_async_callback(self._flush, self.tier2)
+        await stack.enter_async_context(self._scrubber)
 
     @property
     def is_idle(self) -> bool:

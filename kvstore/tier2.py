@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
 
 from services.core.kvblocks import Block, Buffer, Bytes
 
@@ -69,9 +70,14 @@ class Tier2(Protocol):
     counted. Only a cancellation passes through.
     """
 
-    async def __aenter__(self) -> Tier2: ...
+    async def __aenter__(self) -> Self: ...
 
-    async def __aexit__(self, *exception: object) -> None: ...
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
 
     @property
     def connected(self) -> bool:

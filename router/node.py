@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import uuid
 from contextlib import AsyncExitStack
-from types import TracebackType
 
 from firsttoken.control.v1 import control_pb2
 from router.mesh import Mesh
 from router.service import SERVICE_NAME, InferenceService
 from services.runtime.channels import Channels
 from services.runtime.membership import ControlClient
+from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
 from services.runtime.telemetry import Tracing
 
 
-class RouterNode:
+class RouterNode(Resource):
     """An async context manager: entered, it is a ready member of the mesh, serving at `.address`.
 
     Its health is its own: SERVING once it has joined, with workers or without. A
@@ -27,7 +27,6 @@ class RouterNode:
     def __init__(self, *, control: str, listen: str = "127.0.0.1:0") -> None:
         self._control = control
         self._listen = listen
-        self._stack = AsyncExitStack()
         self.id = f"router-{uuid.uuid4().hex[:8]}"
         self.address = ""
 
@@ -35,42 +34,28 @@ class RouterNode:
     def mesh(self) -> Mesh:
         return self._mesh
 
-    async def __aenter__(self) -> RouterNode:
-        async with AsyncExitStack() as stack:
-            control = await stack.enter_async_context(ControlClient(self._control, self._member()))
-            tracing = await stack.enter_async_context(
-                Tracing(
-                    control.snapshot.config.telemetry.otlp_endpoint,
-                    service="router",
-                    member_id=self.id,
-                )
+    async def _open(self, stack: AsyncExitStack) -> None:
+        control = await stack.enter_async_context(ControlClient(self._control, self._member()))
+        tracing = await stack.enter_async_context(
+            Tracing(
+                control.snapshot.config.telemetry.otlp_endpoint,
+                service="router",
+                member_id=self.id,
             )
-            channels = await stack.enter_async_context(Channels())
-            self._mesh = Mesh(control.snapshot, channels, tracing)
-            stack.callback(self._mesh.close)
-            server = MeshServer(self._listen, service_names=[SERVICE_NAME])
-            InferenceService(self._mesh).add_to(server.server)
-            control.on_config(self._mesh.configure)
-            control.on_members(self._mesh.update_members)
-            await stack.enter_async_context(server)
-            await server.set_serving(True)
-            self.address = server.address
-            control.update(address=self.address, state=control_pb2.MEMBER_STATE_READY)
-            # Leaving runs in reverse: say so, end the calls, then what they need.
-            stack.callback(control.update, state=control_pb2.MEMBER_STATE_DRAINING)
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        await self._stack.aclose()
+        )
+        channels = await stack.enter_async_context(Channels())
+        self._mesh = Mesh(control.snapshot, channels, tracing)
+        stack.callback(self._mesh.close)
+        server = MeshServer(self._listen, service_names=[SERVICE_NAME])
+        InferenceService(self._mesh).add_to(server.server)
+        control.on_config(self._mesh.configure)
+        control.on_members(self._mesh.update_members)
+        await stack.enter_async_context(server)
+        await server.set_serving(True)
+        self.address = server.address
+        control.update(address=self.address, state=control_pb2.MEMBER_STATE_READY)
+        # Leaving runs in reverse: say so, end the calls, then what they need.
+        stack.callback(control.update, state=control_pb2.MEMBER_STATE_DRAINING)
 
     def _member(self) -> control_pb2.Member:
         return control_pb2.Member(

@@ -6,8 +6,6 @@ import enum
 import os
 import uuid
 from contextlib import AsyncExitStack
-from types import TracebackType
-from typing import Self
 
 from firsttoken.control.v1 import control_pb2
 from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
@@ -16,6 +14,7 @@ from services.models.gguf import read_metadata
 from services.models.vocabulary import Vocabulary
 from services.runtime.channels import Channels
 from services.runtime.membership import ControlClient
+from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
 from services.runtime.sharing import MemoryServer
 from services.runtime.telemetry import Tracing
@@ -42,7 +41,7 @@ class Role(enum.StrEnum):
     DECODE = "decode"
 
 
-class WorkerNode:
+class WorkerNode(Resource):
     """Enter it: the engine is loaded, the server answers, the mesh may send requests.
 
     Leave it: what runs is finished, for DRAIN_GRACE_S at most. `cores_shared_by`:
@@ -61,58 +60,46 @@ class WorkerNode:
         self._control_address = control
         self._listen = listen
         self._cores_shared_by = cores_shared_by
-        self._stack = AsyncExitStack()
         self.id = f"worker-{uuid.uuid4().hex[:8]}"
         self.address = ""
         self._draining = False
 
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            self._control = await stack.enter_async_context(
-                ControlClient(
-                    self._control_address,
-                    control_pb2.Member(
-                        id=self.id,
-                        role=control_pb2.MEMBER_ROLE_WORKER,
-                        state=control_pb2.MEMBER_STATE_STARTING,
-                        detail="loading the model",
-                        pid=os.getpid(),
-                    ),
-                )
+    async def _open(self, stack: AsyncExitStack) -> None:
+        self._control = await stack.enter_async_context(
+            ControlClient(
+                self._control_address,
+                control_pb2.Member(
+                    id=self.id,
+                    role=control_pb2.MEMBER_ROLE_WORKER,
+                    state=control_pb2.MEMBER_STATE_STARTING,
+                    detail="loading the model",
+                    pid=os.getpid(),
+                ),
             )
-            config = self._control.snapshot.config
-            self._front = await stack.enter_async_context(
-                EngineFront(config, cores_shared_by=self._cores_shared_by)
-            )
-            tracing = await stack.enter_async_context(
-                Tracing(config.telemetry.otlp_endpoint, service="worker", member_id=self.id)
-            )
-            self._tier = await stack.enter_async_context(KvTier(self._front, self._control))
-            sources = KvSources(await self._open_handoffs(stack), self._tier)
-            memory = MemoryServer(self._front.memory_fd, describe(self._front.arena.layout))
-            await stack.enter_async_context(memory)
-            self._server = await stack.enter_async_context(self._make_server(tracing, sources))
-            self._control.on_config(self._front.configure)
-            self._front.on_core(self._report_core)
-            self.address = self._server.address
-            self._control.update(
-                address=self.address,
-                model=self._front.info.model,
-                worker=_capacity(self._front.info, self.role),
-                memory_socket=memory.name,
-            )
-            await self._server.set_serving(True)
-            self._control.update(state=control_pb2.MEMBER_STATE_READY, detail="")
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
+        )
+        config = self._control.snapshot.config
+        self._front = await stack.enter_async_context(
+            EngineFront(config, cores_shared_by=self._cores_shared_by)
+        )
+        tracing = await stack.enter_async_context(
+            Tracing(config.telemetry.otlp_endpoint, service="worker", member_id=self.id)
+        )
+        self._tier = await stack.enter_async_context(KvTier(self._front, self._control))
+        sources = KvSources(await self._open_handoffs(stack), self._tier)
+        memory = MemoryServer(self._front.memory_fd, describe(self._front.arena.layout))
+        await stack.enter_async_context(memory)
+        self._server = await stack.enter_async_context(self._make_server(tracing, sources))
+        self._control.on_config(self._front.configure)
+        self._front.on_core(self._report_core)
+        self.address = self._server.address
+        self._control.update(
+            address=self.address,
+            model=self._front.info.model,
+            worker=_capacity(self._front.info, self.role),
+            memory_socket=memory.name,
+        )
+        await self._server.set_serving(True)
+        self._control.update(state=control_pb2.MEMBER_STATE_READY, detail="")
 
     @property
     def load(self) -> CoreLoad:
@@ -147,7 +134,7 @@ class WorkerNode:
         self._front.hub.close()
         # 4. Stop the server, the engine and the control stream, in this order.
         await self._server.stop(STOP_GRACE_S)
-        await self._stack.aclose()
+        await super().close()
 
     async def _open_handoffs(self, stack: AsyncExitStack) -> Handoffs:
         channels = await stack.enter_async_context(Channels())

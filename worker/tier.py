@@ -12,12 +12,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from services.core.config import Snapshot
 from services.runtime.logs import event
 from services.runtime.membership import ControlClient
+from services.runtime.resource import Resource
 from services.runtime.tasks import end_tasks
 from worker.chain_load import ChainLoad, Means
 from worker.chain_reader import LoadCounters
@@ -78,7 +78,7 @@ class TierStats(NamedTuple):
     spent_ms: float
 
 
-class KvTier:
+class KvTier(Resource):
     """An async context manager; enter it after the front and leave it before."""
 
     def __init__(self, front: EngineFront, control: ControlClient) -> None:
@@ -87,36 +87,20 @@ class KvTier:
         self._settings = control.snapshot.config.worker
         self._planner = LoadPlanner()
         self._counters = LoadCounters()
-        self._stack = AsyncExitStack()
 
-    async def __aenter__(self) -> Self:
+    async def _open(self, stack: AsyncExitStack) -> None:
         info = self._front.info
-        async with AsyncExitStack() as stack:
-            copier = await stack.enter_async_context(Copier())
-            self._client = await stack.enter_async_context(
-                StoreClient(self._control, block_bytes=info.block_bytes)
-            )
-            self._chains = Chains(CHAINS_PER_BLOCK * info.num_blocks)
-            self._writer = WriteBehind(self._front, self._client, copier, self._chains)
-            self._means = Means(self._front, self._client, copier, self._planner, self._counters)
-            self._control.on_config(self._configure)
-            self._front.on_stored(self._writer.offer)
-            writing = asyncio.create_task(self._writer.run(), name="write behind")
-            stack.push_async_callback(end_tasks, [writing])
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """When no load runs any more."""
-        await self._stack.aclose()
+        copier = await stack.enter_async_context(Copier())
+        self._client = await stack.enter_async_context(
+            StoreClient(self._control, block_bytes=info.block_bytes)
+        )
+        self._chains = Chains(CHAINS_PER_BLOCK * info.num_blocks)
+        self._writer = WriteBehind(self._front, self._client, copier, self._chains)
+        self._means = Means(self._front, self._client, copier, self._planner, self._counters)
+        self._control.on_config(self._configure)
+        self._front.on_stored(self._writer.offer)
+        writing = asyncio.create_task(self._writer.run(), name="write behind")
+        stack.push_async_callback(end_tasks, [writing])
 
     def may_load(self, num_tokens: int, prefix_keys: Sequence[bytes]) -> bool:
         """Whether a load could bring anything: if so, submit the request to be held for it."""
@@ -240,6 +224,7 @@ class KvTier:
 
 def _outcome(load: ChainLoad) -> KvLoad:
     plans = load.plans
+    first = [plan for plan in plans if not plan.revised]
     decisions = {plan.decision for plan in plans}
     decision = next(
         (way for way in (Decision.BOTH, Decision.LOAD) if way in decisions), Decision.COMPUTE
@@ -253,10 +238,10 @@ def _outcome(load: ChainLoad) -> KvLoad:
         missing_blocks=load.num_missing,
         loaded_blocks=load.num_loaded,
         tail_blocks=load.num_from_tail,
-        expected_load_ms=_sum_ms(plan.expected.load_s - plan.wait_s for plan in plans),
-        expected_compute_ms=_sum_ms(plan.expected.compute_s - plan.wait_s for plan in plans),
+        expected_load_ms=_sum_ms(plan.expected.load_s - plan.wait_s for plan in first),
+        expected_compute_ms=_sum_ms(plan.expected.compute_s - plan.wait_s for plan in first),
         load_ms=load.load_s * 1e3,
-        best_other_s=sum(plan.best_other_s for plan in plans),
+        best_other_s=sum(plan.best_other_s for plan in first),
     )
 
 

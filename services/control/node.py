@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from types import TracebackType
 
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from services.control.hub import Hub
 from services.control.service import ControlService
 from services.control.store import MemoryStore, Store
 from services.core.config import MeshConfig
+from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
 
 SERVICE_NAME = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
@@ -17,40 +17,26 @@ SERVICE_NAME = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_na
 STOP_GRACE_S = 1.0
 
 
-class ControlNode:
+class ControlNode(Resource):
     """An async context manager: entered, it serves `config` at `.address`."""
 
     def __init__(self, listen: str = "127.0.0.1:0", config: MeshConfig | None = None) -> None:
         self._listen = listen
         self._config = config or MeshConfig()
-        self._stack = AsyncExitStack()
         self._hub: Hub | None = None
         self.address = ""
 
-    async def __aenter__(self) -> ControlNode:
-        async with AsyncExitStack() as stack:
-            store = await stack.enter_async_context(open_store(self._config))
-            self._hub = hub = Hub(store)
-            server = MeshServer(self._listen, service_names=[SERVICE_NAME])
-            control_pb2_grpc.add_ControlServiceServicer_to_server(
-                ControlService(hub), server.server
-            )
-            await stack.enter_async_context(server)
-            # Leaving runs in reverse: the streams end before the server waits for them.
-            stack.push_async_callback(server.stop, STOP_GRACE_S)
-            stack.callback(hub.close)
-            await server.set_serving(True)
-            self.address = server.address
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._stack.aclose()
+    async def _open(self, stack: AsyncExitStack) -> None:
+        store = await stack.enter_async_context(open_store(self._config))
+        self._hub = hub = Hub(store)
+        server = MeshServer(self._listen, service_names=[SERVICE_NAME])
+        control_pb2_grpc.add_ControlServiceServicer_to_server(ControlService(hub), server.server)
+        await stack.enter_async_context(server)
+        # Leaving runs in reverse: the streams end before the server waits for them.
+        stack.push_async_callback(server.stop, STOP_GRACE_S)
+        stack.callback(hub.close)
+        await server.set_serving(True)
+        self.address = server.address
 
     def check_integrity(self) -> None:
         if self._hub is not None:

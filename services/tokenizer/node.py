@@ -7,7 +7,6 @@ import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from types import TracebackType
 
 from firsttoken.control.v1 import control_pb2
 from firsttoken.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
@@ -16,6 +15,7 @@ from services.models.catalog import find_model
 from services.models.gguf import read_metadata
 from services.models.vocabulary import Vocabulary, build_tokenizer
 from services.runtime.membership import ControlClient
+from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
 from services.runtime.startup import StartupError
 from services.runtime.telemetry import Tracing
@@ -26,7 +26,7 @@ from services.tokenizer.template import ChatTemplate
 SERVICE_NAME = tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name
 
 
-class TokenizerNode:
+class TokenizerNode(Resource):
     """An async context manager: entered, it is a ready member of the mesh, serving at `.address`.
 
     Entering raises StartupError or InvalidArgument when it cannot be.
@@ -35,49 +35,34 @@ class TokenizerNode:
     def __init__(self, *, control: str, listen: str = "127.0.0.1:0") -> None:
         self._control = control
         self._listen = listen
-        self._stack = AsyncExitStack()
         self.id = f"tokenizer-{uuid.uuid4().hex[:8]}"
         self.address = ""
 
-    async def __aenter__(self) -> TokenizerNode:
-        async with AsyncExitStack() as stack:
-            control = await stack.enter_async_context(ControlClient(self._control, self._member()))
-            config = control.snapshot.config
-            tracing = await stack.enter_async_context(
-                Tracing(config.telemetry.otlp_endpoint, service="tokenizer", member_id=self.id)
-            )
-            encoder = await asyncio.to_thread(load_encoder, config.mesh)
-            threads = ThreadPoolExecutor(config.tokenizer.threads, thread_name_prefix="encode")
-            # Waiting for threads would block the loop.
-            stack.push_async_callback(asyncio.to_thread, threads.shutdown, cancel_futures=True)
-            server = MeshServer(self._listen, service_names=[SERVICE_NAME])
-            tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(
-                TokenizerService(Backend(encoder, threads, control, tracing)), server.server
-            )
-            await stack.enter_async_context(server)
-            await server.set_serving(True)
-            self.address = server.address
-            control.update(
-                address=self.address,
-                model=encoder.model,
-                state=control_pb2.MEMBER_STATE_READY,
-                detail="",
-            )
-            # Leaving runs in reverse: say so, end the calls, then what they need.
-            stack.callback(control.update, state=control_pb2.MEMBER_STATE_DRAINING)
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        await self._stack.aclose()
+    async def _open(self, stack: AsyncExitStack) -> None:
+        control = await stack.enter_async_context(ControlClient(self._control, self._member()))
+        config = control.snapshot.config
+        tracing = await stack.enter_async_context(
+            Tracing(config.telemetry.otlp_endpoint, service="tokenizer", member_id=self.id)
+        )
+        encoder = await asyncio.to_thread(load_encoder, config.mesh)
+        threads = ThreadPoolExecutor(config.tokenizer.threads, thread_name_prefix="encode")
+        # Waiting for threads would block the loop.
+        stack.push_async_callback(asyncio.to_thread, threads.shutdown, cancel_futures=True)
+        server = MeshServer(self._listen, service_names=[SERVICE_NAME])
+        tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(
+            TokenizerService(Backend(encoder, threads, control, tracing)), server.server
+        )
+        await stack.enter_async_context(server)
+        await server.set_serving(True)
+        self.address = server.address
+        control.update(
+            address=self.address,
+            model=encoder.model,
+            state=control_pb2.MEMBER_STATE_READY,
+            detail="",
+        )
+        # Leaving runs in reverse: say so, end the calls, then what they need.
+        stack.callback(control.update, state=control_pb2.MEMBER_STATE_DRAINING)
 
     def _member(self) -> control_pb2.Member:
         return control_pb2.Member(
