@@ -288,6 +288,8 @@ class GenerationStream:
 
 
 def _finish_reason(value: common_pb2.FinishReason.ValueType) -> str:
+    if value not in common_pb2.FinishReason.values():
+        return str(value)  # of a mesh that is newer than this client
     return common_pb2.FinishReason.Name(value).removeprefix("FINISH_REASON_").lower()
 
 

@@ -9,7 +9,8 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from firsttoken.client import GenerationStream, MeshClient, MeshError
+from firsttoken.client import GenerationStream, MeshClient, MeshError, _finish_reason
+from firsttoken.common.v1 import common_pb2
 from tests.conftest import Mesh, MeshFactory
 from tests.router.meshes import endless, idle, simulated
 
@@ -50,6 +51,12 @@ async def test_has_no_answer_before_the_end(mesh: Mesh) -> None:
         await anext(stream)
         with pytest.raises(RuntimeError, match="not complete"):
             _ = stream.answer
+
+
+async def test_an_end_that_it_does_not_know_has_its_number() -> None:
+    finished = common_pb2.Finished.FromString(b"\x08\x63")
+
+    assert _finish_reason(finished.finish_reason) == "99"
 
 
 async def test_gives_logprobs_when_asked(mesh: Mesh) -> None:
