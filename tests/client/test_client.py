@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 
 import grpc
@@ -128,9 +129,10 @@ async def test_refuses_to_work_unless_entered(mesh: Mesh) -> None:
         client.generate("hi")
 
 
-async def test_refuses_a_deadline_that_is_none(mesh: Mesh) -> None:
-    with pytest.raises(ValueError, match="deadline_s must be positive"):
-        mesh.client.generate("hi", deadline_s=0)
+@pytest.mark.parametrize("deadline_s", [0, -1, math.nan, math.inf, 1e300])
+async def test_refuses_a_deadline_that_is_none(mesh: Mesh, deadline_s: float) -> None:
+    with pytest.raises(ValueError, match=r"deadline_s must be in \(0, 31622400\]"):
+        mesh.client.generate("hi", deadline_s=deadline_s)
 
 
 async def test_says_that_nobody_answers() -> None:
