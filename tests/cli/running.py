@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,7 +77,8 @@ class Run:
 
     def close(self) -> None:
         for pid in self.survivors():
-            os.kill(pid, 9)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, 9)
         self.process.communicate()
 
     def _find(self) -> Iterator[tuple[int, str]]:
