@@ -101,6 +101,7 @@ class FrontLink:
     def _flush(self) -> None:
         batch: Sequence[Command] = self._outbox
         self._outbox = []
+        if self._writer.is_closing():
+            return  # the reader notices that the core is gone
         payload = pickle.dumps(batch, protocol=5)
-        # Writing to a closed transport is silent: the reader notices that the core is gone.
         self._writer.write(_LENGTH.pack(len(payload)) + payload)

@@ -43,7 +43,11 @@ def check_request(request: worker_pb2.GenerateRequest, info: EngineInfo) -> Prom
     if not 1 <= len(token_ids) <= room:
         raise InvalidArgument.of("token_ids", f"must be 1 to {room} tokens; got {len(token_ids)}")
     sampling = sampling_from_proto(request.sampling)
-    check_sampling(sampling, max_context_tokens=info.max_context_tokens)
+    check_sampling(
+        sampling,
+        max_context_tokens=info.max_context_tokens,
+        vocabulary_size=info.vocabulary_size,
+    )
     return Prompt(
         token_ids=token_ids,
         prefix_keys=_check_keys(request.prefix_keys, len(token_ids), info.block_tokens),

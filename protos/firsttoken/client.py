@@ -40,6 +40,8 @@ __all__ = [
 ]
 
 MAX_MESSAGE_BYTES = 16 << 20
+# A year: gRPC takes much longer ones, and infinity, for no time at all.
+MAX_DEADLINE_S = 366 * 24 * 3600.0
 BYTES_PER_TOKEN = 4
 
 # Names of the segments of TTFT, in the order a request meets them.
@@ -187,8 +189,8 @@ class MeshClient:
             raise RuntimeError("enter the MeshClient first")
         request = build_request(prompt, options)
         deadline_s = options.get("deadline_s")
-        if deadline_s is not None and deadline_s <= 0:
-            raise ValueError(f"deadline_s must be positive; got {deadline_s}")
+        if deadline_s is not None and not 0 < deadline_s <= MAX_DEADLINE_S:
+            raise ValueError(f"deadline_s must be in (0, {MAX_DEADLINE_S:.0f}]; got {deadline_s}")
         started_s = time.monotonic()
         stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
         call = stub.Generate(request, timeout=deadline_s, metadata=self._metadata(options))
@@ -316,6 +318,8 @@ class GenerationStream:
 
 
 def _finish_reason(value: common_pb2.FinishReason.ValueType) -> str:
+    if value not in common_pb2.FinishReason.values():
+        return str(value)  # of a mesh that is newer than this client
     return common_pb2.FinishReason.Name(value).removeprefix("FINISH_REASON_").lower()
 
 

@@ -9,14 +9,16 @@ from typing import Any
 from services.bench import reuse
 from services.cli import bench_kv, rpc
 
+MAX_COUNT = 1_000_000
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     benchmarks = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
     shared = benchmarks.add_parser(
         "reuse", help="what a shared prefix saves: a second prompt against the first"
     )
-    shared.add_argument("--shared-tokens", type=int, default=500, metavar="N")
-    shared.add_argument("--pairs", type=int, default=5, metavar="N")
+    shared.add_argument("--shared-tokens", type=_count, default=500, metavar="N")
+    shared.add_argument("--pairs", type=_count, default=5, metavar="N")
     rpc.add_router_option(shared)
     kv = benchmarks.add_parser("kv", help="what KV that travels costs and saves")
     bench_kv.add_arguments(kv)
@@ -53,3 +55,10 @@ async def _reuse(arguments: argparse.Namespace) -> dict[str, Any]:
             client, shared_tokens=arguments.shared_tokens, num_pairs=arguments.pairs
         )
     return reuse.to_document(pairs, shared_tokens=arguments.shared_tokens)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= MAX_COUNT:
+        raise argparse.ArgumentTypeError(f"must be in [1, {MAX_COUNT}]")
+    return value

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from firsttoken.client import Answer, Options
+from firsttoken.client import MAX_DEADLINE_S, Answer, Options
 from services.cli import answers, prompts, rpc
 from services.cli.failures import Failure
 from services.cli.prompts import Prompt
@@ -15,12 +15,17 @@ from services.cli.prompts import Prompt
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     prompts.add_arguments(parser)
-    add("--max-tokens", type=_natural, metavar="N", help="most tokens to generate (default 128)")
+    add(
+        "--max-tokens",
+        type=_number,
+        metavar="N",
+        help="most tokens to generate (default 128)",
+    )
     add("--temperature", type=float, metavar="T", help="0, the default, is greedy")
     add("--top-p", type=float, metavar="P", help="sample from the likeliest that reach P")
-    add("--seed", type=_natural, metavar="N", help="same seed, same answer")
+    add("--seed", type=_number, metavar="N", help="same seed, same answer")
     add("--stop", action="append", metavar="TEXT", help="end before TEXT; may be repeated")
-    add("--deadline", type=float, metavar="SECONDS", help="give up after this long")
+    add("--deadline", type=_seconds, metavar="SECONDS", help="give up after this long")
     rpc.add_router_option(parser)
     add("--json", action="store_true", help="print one line of JSON, and nothing else")
 
@@ -52,7 +57,7 @@ async def _generate(prompt: Prompt, arguments: argparse.Namespace) -> Answer:
         if sys.stdout.isatty():
             print()  # the text may have ended anywhere
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise Failure(f"the request makes no sense: {error}", code="INVALID_ARGUMENT") from None
 
 
@@ -60,8 +65,15 @@ def _ignore(text: str) -> None:
     """The answer has it all."""
 
 
-def _natural(text: str) -> int:
+def _number(text: str) -> int:
     value = int(text)
     if not 0 <= value < 1 << 64:
         raise argparse.ArgumentTypeError("must be in [0, 2**64)")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= MAX_DEADLINE_S:
+        raise argparse.ArgumentTypeError(f"must be in (0, {MAX_DEADLINE_S:.0f}]")
     return value

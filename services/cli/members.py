@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from firsttoken.control.v1 import control_pb2
 
 READY = control_pb2.MEMBER_STATE_READY
 
 
 def role_name(member: control_pb2.Member) -> str:
-    return control_pb2.MemberRole.Name(member.role).removeprefix("MEMBER_ROLE_").lower()
+    return enum_name(control_pb2.MemberRole, member.role, "MEMBER_ROLE_")
 
 
 def state_name(member: control_pb2.Member) -> str:
-    return control_pb2.MemberState.Name(member.state).removeprefix("MEMBER_STATE_").lower()
+    return enum_name(control_pb2.MemberState, member.state, "MEMBER_STATE_")
 
 
 def worker_role_name(capacity: control_pb2.WorkerCapacity) -> str:
@@ -33,3 +35,11 @@ def describe(member: control_pb2.Member) -> str:
         if (role := worker_role_name(member.worker)) != "both":
             parts.append(f"for {role}")
     return ", ".join(parts)
+
+
+def enum_name(enum: Any, number: int, prefix: str) -> str:
+    """Of a value without its prefix; the number of one that this version does not know."""
+    if number not in enum.values():
+        return str(number)
+    name: str = enum.Name(number)
+    return name.removeprefix(prefix).lower()

@@ -39,10 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiv
 
 
 def read_prompt(arguments: argparse.Namespace) -> Prompt:
-    """Raises Failure for a file that cannot be read or holds no chat."""
+    """Raises Failure for a prompt of nothing, and for a file that cannot be read or is no chat."""
     if arguments.chat is not None:
         return _chat(_read(arguments.chat), arguments.chat)
     text = arguments.prompt if arguments.file is None else _read(arguments.file)
+    if not text:
+        raise Failure("the prompt must not be empty", code="INVALID_ARGUMENT")
     return Prompt(text if arguments.raw else [{"role": "user", "content": text}])
 
 
@@ -63,6 +65,8 @@ def _chat(text: str, name: str) -> Prompt:
         document = json.loads(text)
     except ValueError as error:
         raise Failure(f"{name}: is no JSON: {error}") from None
+    except RecursionError:
+        raise Failure(f"{name}: is nested too deeply") from None
     chat = {"messages": document} if isinstance(document, list) else document
     if not isinstance(chat, dict) or not _is_objects(chat.get("messages")):
         raise Failure(f'{name}: must be a list of messages, or {{"messages": […], "tools": […]}}')

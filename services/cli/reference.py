@@ -59,6 +59,8 @@ def _row(key: str, rule: Rule, default: Any) -> str:
 def _range(rule: Rule, default: Any) -> str:
     if rule.choices:
         return ", ".join(f"`{choice}`" for choice in rule.choices)
+    if rule.form:
+        return rule.form.words
     if isinstance(default, bool):
         return "`true`, `false`"
     if rule.low is None or rule.high is None:

@@ -27,6 +27,7 @@ TIMEOUT_S = 10.0
 def add_control_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--control",
+        type=_address,
         default=os.environ.get("FIRSTTOKEN_CONTROL") or "127.0.0.1:7101",
         metavar="HOST:PORT",
         help="the control service (default: FIRSTTOKEN_CONTROL, or 127.0.0.1:7101)",
@@ -36,10 +37,18 @@ def add_control_option(parser: argparse.ArgumentParser) -> None:
 def add_router_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--router",
+        type=_address,
         default=os.environ.get("FIRSTTOKEN_ROUTER") or "127.0.0.1:7100",
         metavar="HOST:PORT",
         help="where the mesh answers (default: FIRSTTOKEN_ROUTER, or 127.0.0.1:7100)",
     )
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal()):
+        raise argparse.ArgumentTypeError(f"must be HOST:PORT; got {text!r}")
+    return text
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

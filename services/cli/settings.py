@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from services.core.config import MeshConfig, flatten
+from services.core.config import MeshConfig, flatten, unknown_setting
 from services.core.errors import InvalidArgument
 
 
@@ -31,14 +30,12 @@ def parse_value(text: str, example: Any) -> Any:
         return text
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
 def unknown_key(key: str, known: Iterable[str]) -> InvalidArgument:
-    nearest = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {nearest[0]}?" if nearest else "`firsttoken config docs` lists them"
-    return InvalidArgument.of(key, f"is no setting; {hint}")
+    return InvalidArgument([unknown_setting(key, known)])
 
 
 def to_toml(flat: Mapping[str, Any]) -> str:

@@ -16,7 +16,9 @@ def read_config(path: Path) -> MeshConfig:
         return parse(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise StartupError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise StartupError(f"{path}: is no valid TOML: it is nested too deeply") from error
+    except ValueError as error:  # bytes that are no UTF-8, and numbers of too many digits too
         raise StartupError(f"{path}: is no valid TOML: {error}") from error
     except InvalidArgument as error:
         raise StartupError(f"{path}: {error.message}") from error

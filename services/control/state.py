@@ -17,6 +17,11 @@ Members: TypeAlias = tuple[control_pb2.Member, ...]
 
 FIRST_GENERATION = 1
 MAX_ID_CHARACTERS = 128
+# More than there are settings.
+MAX_CHANGES = 1000
+
+_ROLES = frozenset(control_pb2.MemberRole.values()) - {control_pb2.MEMBER_ROLE_UNSPECIFIED}
+_STATES = frozenset(control_pb2.MemberState.values())
 
 
 class Seat(NamedTuple):
@@ -107,6 +112,9 @@ def changed_config(
         )
     if not changes:
         raise InvalidArgument.of("changes", "must name at least one setting")
+    if len(changes) > MAX_CHANGES:
+        rule = f"must be at most {MAX_CHANGES} settings"
+        raise InvalidArgument.of("changes", f"{rule}; got {len(changes)}")
     return change(snapshot.config, {key: _value(text) for key, text in changes.items()})
 
 
@@ -123,7 +131,8 @@ def check_member(member: control_pb2.Member) -> None:
     located = ":" in member.address or member.state == control_pb2.MEMBER_STATE_STARTING
     rules = (
         ("id", 1 <= len(member.id) <= MAX_ID_CHARACTERS, f"1 to {MAX_ID_CHARACTERS} characters"),
-        ("role", member.role != control_pb2.MEMBER_ROLE_UNSPECIFIED, "a role"),
+        ("role", member.role in _ROLES, f"a role of this version; got {member.role}"),
+        ("state", member.state in _STATES, f"a state of this version; got {member.state}"),
         ("address", located, "host:port"),
     )
     violations = [

@@ -12,6 +12,8 @@ import dataclasses
 import difflib
 import functools
 import math
+import re
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_type_hints
@@ -25,6 +27,21 @@ ENGINES = ("llamacpp", "simulated")
 EVICTION_POLICIES = ("s3fifo", "slru", "lru")
 KV_LOAD_MODES = ("auto", "always", "never")
 AT_START = "is read at start: change it in the configuration file and restart"
+# Of a key for which a setting of a similar name is looked for.
+MAX_KEY_CHARACTERS = 128
+
+
+class Form(NamedTuple):
+    """What a text may be: a regular expression that all of it matches, and its words."""
+
+    pattern: str
+    words: str
+
+
+OTLP_ENDPOINT = Form(
+    r"(https?://(\[[0-9A-Fa-f:.]+\]|[^\s/:@?#\[\]]+):[0-9]{1,5})?",
+    "empty, http://host:port or https://host:port",
+)
 
 
 class Rule(NamedTuple):
@@ -34,6 +51,7 @@ class Rule(NamedTuple):
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
+    form: Form | None = None
     at_start: bool = False
 
 
@@ -44,9 +62,10 @@ def setting(
     low: float | None = None,
     high: float | None = None,
     choices: tuple[str, ...] = (),
+    form: Form | None = None,
     at_start: bool = False,
 ) -> Any:
-    rule = Rule(doc, low, high, choices, at_start)
+    rule = Rule(doc, low, high, choices, form, at_start)
     return field(default=default, metadata={"rule": rule})
 
 
@@ -199,7 +218,11 @@ class WorkerSettings:
         high=60_000,
     )
     max_batch_tokens: int = setting(
-        512, "Most tokens in one engine step.", low=16, high=65536, at_start=True
+        512,
+        "Most tokens in one engine step; at least num_slots.",
+        low=16,
+        high=65536,
+        at_start=True,
     )
     num_inbox_blocks: int = setting(
         32,
@@ -375,7 +398,10 @@ class KvStoreSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySettings:
     otlp_endpoint: str = setting(
-        "", "OTLP gRPC collector, as http://host:port; empty exports nothing.", at_start=True
+        "",
+        "OTLP gRPC collector; empty exports nothing.",
+        form=OTLP_ENDPOINT,
+        at_start=True,
     )
     sample_ratio: float = setting(
         1.0, "Share of requests traced when the caller did not decide.", low=0, high=1
@@ -440,6 +466,9 @@ def parse(document: Mapping[str, Any]) -> MeshConfig:
     """
     violations: list[Violation] = []
     config = _build(MeshConfig, document, "", violations)
+    if not violations:
+        assert isinstance(config, MeshConfig)
+        violations += _check_together(config)
     if violations:
         raise InvalidArgument(violations, reason="INVALID_CONFIG")
     assert isinstance(config, MeshConfig)
@@ -458,7 +487,7 @@ def change(config: MeshConfig, changes: Mapping[str, Any]) -> MeshConfig:
     accepted: dict[str, Any] = {}
     for key, value in changes.items():
         if key not in rules:
-            violations.append(_unknown(key, rules))
+            violations.append(unknown_setting(key, rules))
         elif rules[key].at_start and value != current[key]:
             violations.append(Violation(key, AT_START))
         else:
@@ -532,14 +561,24 @@ def _build(cls: Any, document: Mapping[str, Any], prefix: str, violations: list[
     for key, value in document.items():
         path = prefix + key
         if key not in fields:
-            violations.append(_unknown(path, [prefix + name for name in fields]))
+            violations.append(unknown_setting(path, [prefix + name for name in fields]))
         elif "rule" in fields[key].metadata:
             values[key] = _check(value, hints[key], fields[key].metadata["rule"], path, violations)
         elif isinstance(value, Mapping):
             values[key] = _build(hints[key], value, f"{path}.", violations)
         else:
-            violations.append(Violation(path, f"must be a table of settings; got {value!r}"))
+            violations.append(Violation(path, f"must be a table of settings; got {_show(value)}"))
     return cls(**values)
+
+
+def _check_together(config: MeshConfig) -> Iterator[Violation]:
+    """Rules of several settings, each within its own."""
+    worker = config.worker
+    if worker.max_batch_tokens < worker.num_slots:  # a step decodes a token of every request
+        yield Violation(
+            "worker.max_batch_tokens",
+            f"must be at least worker.num_slots, {worker.num_slots}; got {worker.max_batch_tokens}",
+        )
 
 
 def _check(value: Any, kind: type[Any], rule: Rule, path: str, violations: list[Violation]) -> Any:
@@ -551,6 +590,8 @@ def _check(value: Any, kind: type[Any], rule: Rule, path: str, violations: list[
         problem = f"must be {noun[kind]}"
     elif rule.choices and value not in rule.choices:
         problem = f"must be one of {', '.join(rule.choices)}"
+    elif rule.form and not re.fullmatch(rule.form.pattern, value):
+        problem = f"must be {rule.form.words}"
     elif (
         rule.low is not None
         and rule.high is not None
@@ -558,23 +599,35 @@ def _check(value: Any, kind: type[Any], rule: Rule, path: str, violations: list[
     ):
         problem = f"must be in [{rule.low:.15g}, {rule.high:.15g}]"
     if problem:
-        violations.append(Violation(path, f"{problem}; got {value!r}"))
+        violations.append(Violation(path, f"{problem}; got {_show(value)}"))
     return value
 
 
-def _unknown(path: str, known: Iterable[str]) -> Violation:
+def _show(value: Any) -> str:
+    """As repr, yet never long, and however deeply nested."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 100
+    return short.repr(value)
+
+
+def unknown_setting(path: str, known: Iterable[str]) -> Violation:
+    """Says that `path` is none of `known`, and what may have been meant."""
+    if len(path) > MAX_KEY_CHARACTERS:
+        return Violation(path, "is no setting")
     keys = list(known)
-    section = _nearest_section(path, keys)
+    section = _nearest_section(f"{path}.", keys)
     names = dict.fromkeys(
         key.removeprefix(section).partition(".")[0] for key in keys if key.startswith(section)
     )
+    listed = ", ".join(section + name for name in names)
+    if section == f"{path}.":
+        return Violation(path, f"is no setting but a section; known in it: {listed}")
     meant = difflib.get_close_matches(path.removeprefix(section), names, n=1)
     nearest = [section + name for name in meant] or difflib.get_close_matches(
         path, keys, n=1, cutoff=0.75
     )
     if nearest:
         return Violation(path, f"is no setting; did you mean {nearest[0]}?")
-    listed = ", ".join(section + name for name in names)
     return Violation(path, f"is no setting; known here: {listed}")
 
 

@@ -14,7 +14,7 @@ turns them into gRPC status codes; nothing else does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, NamedTuple
 
 
@@ -23,6 +23,11 @@ class Violation(NamedTuple):
 
     field: str
     description: str
+
+
+def describe(violations: Iterable[Violation]) -> str:
+    """One readable line."""
+    return "; ".join(f"{field}: {description}" for field, description in violations)
 
 
 class MeshError(Exception):
@@ -47,10 +52,7 @@ class InvalidArgument(MeshError):
     def __init__(
         self, violations: Sequence[Violation], *, reason: str = "INVALID_ARGUMENT"
     ) -> None:
-        super().__init__(
-            "; ".join(f"{field}: {description}" for field, description in violations),
-            reason=reason,
-        )
+        super().__init__(describe(violations), reason=reason)
         self.violations = tuple(violations)
 
     @classmethod

@@ -32,8 +32,14 @@ class Sampling:
     logprobs: int | None = None
     ignore_eos: bool = False
 
-    def violations(self, *, max_context_tokens: int, prefix: str = "sampling.") -> list[Violation]:
-        """Every field out of its bounds."""
+    def violations(
+        self,
+        *,
+        max_context_tokens: int,
+        vocabulary_size: int | None = None,
+        prefix: str = "sampling.",
+    ) -> list[Violation]:
+        """Every field out of its bounds. Without a `vocabulary_size` any token id will do."""
         found: list[Violation] = []
 
         def require(ok: bool, field: str, rule: str, value: object) -> None:
@@ -72,7 +78,7 @@ class Sampling:
             f"must be at most {MAX_STOP_STRINGS} strings",
             len(self.stop),
         )
-        for index, stop in enumerate(self.stop):
+        for index, stop in enumerate(self.stop[:MAX_STOP_STRINGS]):
             require(
                 1 <= len(stop) <= MAX_STOP_CHARACTERS,
                 f"stop[{index}]",
@@ -85,4 +91,11 @@ class Sampling:
             f"must be at most {MAX_STOP_TOKEN_IDS} ids",
             len(self.stop_token_ids),
         )
+        for index, token_id in enumerate(self.stop_token_ids[:MAX_STOP_TOKEN_IDS]):
+            require(
+                vocabulary_size is None or token_id < vocabulary_size,
+                f"stop_token_ids[{index}]",
+                f"must be below {vocabulary_size}",
+                token_id,
+            )
         return found

@@ -1,6 +1,6 @@
 """Where errors become gRPC status codes. Nothing else maps them.
 
-MeshError            its status, its message, and google.rpc details
+MeshError            its status, its message, and google.rpc details: see status.py
 AioRpcError          a downstream call's own status, unchanged
 malformed message    INVALID_ARGUMENT naming the field
 anything else        logged with its traceback, INTERNAL without its text
@@ -14,15 +14,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2
-from google.protobuf.message import DecodeError, Message
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
 from services.core.errors import InvalidArgument, MeshError, Violation
 from services.runtime.malformed import find_violation
+from services.runtime.status import to_status
 
-DOMAIN = "firsttoken"
 DETAILS_KEY = "grpc-status-details-bin"
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -61,31 +59,6 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if known is None or known[0] is not handler:
             known = self._wrapped[method] = handler, _wrap(handler, method)
         return known[1]
-
-
-def to_status(error: MeshError) -> status_pb2.Status:
-    details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)]
-    if isinstance(error, InvalidArgument):
-        violations = [
-            error_details_pb2.BadRequest.FieldViolation(field=field, description=description)
-            for field, description in error.violations
-        ]
-        details.append(error_details_pb2.BadRequest(field_violations=violations))
-    if error.retry_delay_s is not None:
-        delay = duration_pb2.Duration()
-        delay.FromNanoseconds(int(error.retry_delay_s * 1e9))
-        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
-    return status_pb2.Status(
-        code=code_pb2.Code.Value(error.status),
-        message=error.message,
-        details=[_pack(detail) for detail in details],
-    )
-
-
-def _pack(detail: Message) -> any_pb2.Any:
-    packed = any_pb2.Any()
-    packed.Pack(detail)
-    return packed
 
 
 def _wrap(handler: Handler, method: str) -> Handler:

@@ -35,9 +35,12 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> Sampling:
     return Sampling(stop=tuple(message.stop), stop_token_ids=tuple(message.stop_token_ids), **given)
 
 
-def check_sampling(sampling: Sampling, *, max_context_tokens: int) -> None:
+def check_sampling(sampling: Sampling, *, max_context_tokens: int, vocabulary_size: int) -> None:
     """Raises InvalidArgument naming every field out of its bounds."""
-    if violations := sampling.violations(max_context_tokens=max_context_tokens):
+    violations = sampling.violations(
+        max_context_tokens=max_context_tokens, vocabulary_size=vocabulary_size
+    )
+    if violations:
         raise InvalidArgument(violations)
 
 

@@ -17,6 +17,7 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
 from opentelemetry.trace.status import Status, StatusCode
 
 from services.core.ledger import Ledger
+from services.runtime.status import MAX_MESSAGE_BYTES, clip
 from services.runtime.telemetry import Attributes, TraceContext
 
 MAX_QUEUED_SPANS = 4096
@@ -100,7 +101,7 @@ class SpanExporter:
             end_ns=wall_ns(now_s if end_s is None else end_s),
             attributes={**self._identity, **attributes},
             kind=SpanKind.SERVER,
-            status=Status(StatusCode.ERROR, error) if error else _UNSET,
+            status=Status(StatusCode.ERROR, clip(error, MAX_MESSAGE_BYTES)) if error else _UNSET,
             events=events,
         )
         for segment, start_s, finish_s in ledger.intervals:

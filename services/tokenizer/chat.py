@@ -65,6 +65,8 @@ class _Reader:
     def _message(self, message: common_pb2.ChatMessage, field: str) -> Object:
         if not message.role:
             self._refuse(f"{field}.role", "must not be empty")
+        if not (message.HasField("content") or message.tool_calls or message.reasoning_content):
+            self._refuse(f"{field}.content", "must be there, unless there are tool_calls")
         # As OpenAI has it: content is always there, and null when there is none.
         fields: Object = {
             "role": message.role,

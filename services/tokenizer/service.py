@@ -8,12 +8,15 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import NamedTuple, TypeVar
 
+from google.protobuf.message import Message
+
 from firsttoken.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.core.config import MeshConfig, TokenizerSettings
 from services.core.errors import InvalidArgument, MeshError
 from services.core.keys import join_keys
 from services.core.ledger import Ledger, Segment
 from services.core.tokens import BYTES_PER_TOKEN
+from services.runtime.channels import MAX_MESSAGE_BYTES
 from services.runtime.delays import inject
 from services.runtime.membership import ControlClient
 from services.runtime.server import Context
@@ -57,13 +60,15 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             _trace(backend, context, ledger, error=error.message)
             raise
         _trace(backend, context, ledger, num_tokens=len(encoded.token_ids) // BYTES_PER_TOKEN)
-        return tokenizer_pb2.EncodeResponse(
+        response = tokenizer_pb2.EncodeResponse(
             token_ids=encoded.token_ids,
             prefix_keys=join_keys(encoded.prefix_keys),
             block_tokens=backend.encoder.block_tokens,
             encode_ms=ledger.spent_s(Segment.PREPROCESS) * 1000,
             total_ms=(time.monotonic() - ledger.arrived_s) * 1000,
         )
+        _check_size(response, request.WhichOneof("input") or "input")
+        return response
 
     async def Decode(
         self, request: tokenizer_pb2.DecodeRequest, context: Context
@@ -75,7 +80,9 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 request.token_ids, skip_special_tokens=request.skip_special_tokens
             )
         )
-        return tokenizer_pb2.DecodeResponse(text=text)
+        response = tokenizer_pb2.DecodeResponse(text=text)
+        _check_size(response, "token_ids")
+        return response
 
     async def GetInfo(
         self, request: tokenizer_pb2.GetInfoRequest, context: Context
@@ -97,6 +104,13 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         served = self._backend.encoder.model
         if model not in ("", served):
             raise InvalidArgument.of("model", f"must be {served}, the model served; got {model}")
+
+
+def _check_size(response: Message, field: str) -> None:
+    """Raises InvalidArgument for an answer that is too long to be sent."""
+    if (num_bytes := response.ByteSize()) > MAX_MESSAGE_BYTES:
+        rule = f"must be shorter: the answer has {num_bytes} bytes, of {MAX_MESSAGE_BYTES} at most"
+        raise InvalidArgument.of(field, rule)
 
 
 async def _encode(

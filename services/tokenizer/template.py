@@ -16,7 +16,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment
 
-from services.core.errors import InvalidArgument
+from services.core.errors import InvalidArgument, Violation
 
 FIELD = "chat"
 
@@ -65,14 +65,13 @@ class ChatTemplate:
         pieces = []
         room = max_characters
         try:
-            for piece in self._template.generate(**self._variables(chat)):
+            for piece in self._template.generate(self._variables(chat)):
                 room -= len(piece)
                 if room < 0:
                     break
                 pieces.append(piece)
         except Exception as error:  # a sandboxed template may raise anything at all
-            reason = str(error) or type(error).__name__
-            raise InvalidArgument.of(FIELD, f"the chat template refuses it: {reason}") from error
+            raise InvalidArgument(_violations(error, chat)) from error
         if room < 0:
             raise InvalidArgument.of(FIELD, f"renders to more than {max_characters} bytes of text")
         return "".join(pieces)
@@ -86,6 +85,18 @@ class ChatTemplate:
             "tools": chat.tools,
             "add_generation_prompt": chat.add_generation_prompt,
         }
+
+
+def _violations(error: Exception, chat: ChatPrompt) -> list[Violation]:
+    if isinstance(error, TypeError):
+        # As good as certain: it joined texts, and one was not there.
+        contents = [message.get("content", "") for message in chat.messages]
+        missing = [index for index, content in enumerate(contents) if content is None]
+        if missing:
+            rule = "must be there: the model's chat template needs it"
+            return [Violation(f"{FIELD}.messages[{index}].content", rule) for index in missing]
+    reason = str(error) or type(error).__name__
+    return [Violation(FIELD, f"the chat template refuses it: {reason}")]
 
 
 class _BoundedRange:

@@ -64,6 +64,7 @@ def test_a_chat_is_a_list_of_messages_or_has_one(
     ("content", "message"),
     [
         ("[{", "is no JSON"),
+        ("[" * 100_000, "chat.json: is nested too deeply"),
         ('"Hello"', "must be a list of messages"),
         ("[1]", "must be a list of messages"),
         ('{"tools": []}', "must be a list of messages"),
@@ -77,6 +78,12 @@ def test_a_broken_chat_file_is_refused(tmp_path: Path, content: str, message: st
 
     with pytest.raises(Failure, match=message):
         read("--chat", str(file))
+
+
+@pytest.mark.parametrize("arguments", [[""], ["--raw", ""], ["--file", "/dev/null"]])
+def test_a_prompt_of_nothing_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(Failure, match="must not be empty"):
+        read(*arguments)
 
 
 def test_an_unreadable_file_is_refused_by_name(tmp_path: Path) -> None:

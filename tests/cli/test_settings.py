@@ -36,12 +36,20 @@ def test_a_value_of_no_type_is_left_for_the_bounds_to_refuse() -> None:
         parse(nest(values))
 
 
+def test_a_value_nested_too_deeply_to_be_read_is_refused_as_text() -> None:
+    values = parse_assignments(["router.max_queue=" + "[" * 100_000])
+
+    with pytest.raises(InvalidArgument, match=r"must be a whole number; got '\[\["):
+        parse(nest(values))
+
+
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
         ("router.max_queue", "must be KEY=VALUE"),
         ("router.max_que=1", r"did you mean router\.max_queue\?"),
-        ("zzz=1", "config docs"),
+        ("zzz=1", "known here: mesh, control,"),
+        ("router={}", r"a section; known in it: router\.routing_strategy,"),
     ],
 )
 def test_what_is_no_assignment_of_a_setting_is_refused(assignment: str, message: str) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 
 import grpc
 import pytest
 import pytest_asyncio
 
-from firsttoken.client import GenerationStream, MeshClient, MeshError
+from firsttoken.client import GenerationStream, MeshClient, MeshError, _finish_reason
+from firsttoken.common.v1 import common_pb2
 from tests.conftest import Mesh, MeshFactory
 from tests.router.meshes import endless, idle, simulated
 
@@ -50,6 +52,12 @@ async def test_has_no_answer_before_the_end(mesh: Mesh) -> None:
         await anext(stream)
         with pytest.raises(RuntimeError, match="not complete"):
             _ = stream.answer
+
+
+async def test_an_end_that_it_does_not_know_has_its_number() -> None:
+    finished = common_pb2.Finished.FromString(b"\x08\x63")
+
+    assert _finish_reason(finished.finish_reason) == "99"
 
 
 async def test_gives_logprobs_when_asked(mesh: Mesh) -> None:
@@ -121,9 +129,10 @@ async def test_refuses_to_work_unless_entered(mesh: Mesh) -> None:
         client.generate("hi")
 
 
-async def test_refuses_a_deadline_that_is_none(mesh: Mesh) -> None:
-    with pytest.raises(ValueError, match="deadline_s must be positive"):
-        mesh.client.generate("hi", deadline_s=0)
+@pytest.mark.parametrize("deadline_s", [0, -1, math.nan, math.inf, 1e300])
+async def test_refuses_a_deadline_that_is_none(mesh: Mesh, deadline_s: float) -> None:
+    with pytest.raises(ValueError, match=r"deadline_s must be in \(0, 31622400\]"):
+        mesh.client.generate("hi", deadline_s=deadline_s)
 
 
 async def test_says_that_nobody_answers() -> None:

@@ -5,7 +5,7 @@ from grpc.aio import AioRpcError, Metadata
 
 from firsttoken._errors import Violation, to_mesh_error
 from services.core import errors
-from services.runtime.interceptor import to_status
+from services.runtime.status import to_status
 
 
 def as_received(code: grpc.StatusCode, error: errors.MeshError) -> AioRpcError:

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from firsttoken.control.v1 import control_pb2
-from services.control.state import MeshState, changed_config, first_snapshot
-from services.core.config import MeshConfig, Snapshot
+from services.control.state import MAX_CHANGES, MeshState, changed_config, first_snapshot
+from services.core.config import MeshConfig, Snapshot, settings
 from services.core.errors import Conflict, InvalidArgument
 
 
@@ -77,15 +77,24 @@ def test_a_member_known_in_two_places_is_listed_once_as_it_is_here() -> None:
         (member(""), "member.id"),
         (member("x" * 129), "member.id"),
         (member("a", role=control_pb2.MEMBER_ROLE_UNSPECIFIED), "member.role"),
+        (member("a", role=99), "member.role"),
+        (member("a", state=99), "member.state"),
         (member("a", address="nowhere"), "member.address"),
     ],
-    ids=["no id", "long id", "no role", "no port"],
+    ids=["no id", "long id", "no role", "unknown role", "unknown state", "no port"],
 )
 def test_who_cannot_be_a_member_is_told_why(broken: control_pb2.Member, field: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         state().seat(1, broken)
 
     assert [violation.field for violation in caught.value.violations] == [field]
+
+
+def test_a_report_of_an_unknown_state_is_refused() -> None:
+    joined = state().seat(1, member("a"))
+
+    with pytest.raises(InvalidArgument, match=r"member\.state: must be a state .* got 99"):
+        joined.report(1, member("a", state=99))
 
 
 def test_a_member_may_have_no_address_yet() -> None:
@@ -133,7 +142,9 @@ def test_a_bare_word_will_do_for_a_string() -> None:
         ("router.batch_ageing_s", "NaN", "must be a number; got 'NaN'"),
         ("tokenizer.nfc", "1", "must be true or false; got 1"),
         ("worker.engine", "simulated", "is read at start"),
-        ("router", "{}", "is no setting"),
+        ("router", "{}", "is no setting but a section"),
+        ("router.max_queue", "[" * 900 + "]" * 900, "must be a whole number; got [[[[[["),
+        ("router.max_queue", "[" * 100_000, "must be a whole number; got '[[[["),
         ("", "1", "is no setting"),
     ],
 )
@@ -158,6 +169,13 @@ def test_every_bad_change_is_named_at_once() -> None:
 def test_no_change_at_all_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="at least one setting"):
         changed_config(first_snapshot(MeshConfig()), {}, None)
+
+
+def test_more_changes_than_there_are_settings_are_refused_unread() -> None:
+    with pytest.raises(InvalidArgument, match=r"changes: must be at most 1000 .* got 500000"):
+        changed_config(first_snapshot(MeshConfig()), {f"key{i}": "1" for i in range(500_000)}, None)
+
+    assert len(list(settings())) < MAX_CHANGES
 
 
 def test_a_setting_read_at_start_may_be_given_the_value_it_has() -> None:

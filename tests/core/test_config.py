@@ -101,6 +101,65 @@ def test_everything_wrong_is_named_at_once() -> None:
     assert sorted(found) == ["mesh.model", "router.max_queue", "router.nope", "x"]
 
 
+@pytest.mark.parametrize("endpoint", ["", "http://h:1", "https://a.b-c:4317", "http://[::1]:4317"])
+def test_an_endpoint_is_a_url_with_a_port_or_nothing(endpoint: str) -> None:
+    document = {"telemetry": {"otlp_endpoint": endpoint}}
+
+    assert config.parse(document).telemetry.otlp_endpoint == endpoint
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["foo", "host:4317", "http://host", "ftp://h:1", "http://h:1/x", "http://h:1\n", " "],
+)
+def test_any_other_endpoint_is_refused(endpoint: str) -> None:
+    found = refused({"telemetry": {"otlp_endpoint": endpoint}})
+
+    assert found == {
+        "telemetry.otlp_endpoint": (
+            f"must be empty, http://host:port or https://host:port; got {endpoint!r}"
+        )
+    }
+
+
+def test_a_step_has_room_for_a_token_of_every_request() -> None:
+    found = refused({"worker": {"num_slots": 17, "max_batch_tokens": 16}})
+
+    assert found == {
+        "worker.max_batch_tokens": "must be at least worker.num_slots, 17; got 16",
+    }
+    assert config.parse({"worker": {"num_slots": 16, "max_batch_tokens": 16}})
+    assert "worker.num_slots" in refused({"worker": {"num_slots": 0, "max_batch_tokens": 16}})
+
+
+def test_a_change_keeps_the_rules_of_several_settings() -> None:
+    worker = config.WorkerSettings(num_slots=17, max_batch_tokens=16)
+
+    with pytest.raises(InvalidArgument, match=r"at least worker\.num_slots"):
+        config.change(MeshConfig(worker=worker), {"router.max_queue": 7})
+
+
+def nested(depth: int) -> list[object]:
+    value: list[object] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("value", ["x" * 10_000_000, nested(100_000)], ids=["long", "deep"])
+def test_a_value_of_any_size_is_refused_in_a_few_words(value: object) -> None:
+    (description,) = refused({"router": {"max_queue": value}}).values()
+
+    assert description.startswith("must be a whole number; got ")
+    assert len(description) < 200
+
+
+def test_a_very_long_key_is_compared_with_nothing() -> None:
+    key = "a." * 50_000
+
+    assert refused({"router": {key: 1}}) == {f"router.{key}": "is no setting"}
+
+
 def test_a_whole_number_will_do_for_a_fraction() -> None:
     value = config.parse({"router": {"batch_ageing_s": 3}}).router.batch_ageing_s
 
@@ -127,6 +186,17 @@ def test_a_change_of_something_unknown_lists_only_its_own_section() -> None:
     )
     assert top.endswith("known here: mesh, control, tokenizer, router, worker, telemetry, debug")
     assert worker.endswith("worker.max_waiting, worker.simulated")
+
+
+@pytest.mark.parametrize("section", ["telemetry", "worker.simulated"])
+def test_a_change_of_a_section_names_its_settings(section: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        config.change(MeshConfig(), {section: {}})
+
+    keys = ", ".join(key for key in RULES if key.startswith(f"{section}."))
+    assert caught.value.violations == (
+        (section, f"is no setting but a section; known in it: {keys}"),
+    )
 
 
 def test_bad_values_and_unknown_keys_of_a_change_are_named_together() -> None:

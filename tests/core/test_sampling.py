@@ -65,11 +65,22 @@ def test_stop_strings_are_bounded_in_number_and_length() -> None:
     assert broken_fields(stop=("x",) * 17) == ["sampling.stop"]
     assert broken_fields(stop=("x", "")) == ["sampling.stop[1]"]
     assert broken_fields(stop=("x" * 257, "x" * 256)) == ["sampling.stop[0]"]
+    assert len(broken_fields(stop=("",) * 1_000_000)) == 1 + 16
 
 
 def test_stop_token_ids_are_bounded_in_number() -> None:
     assert broken_fields(stop_token_ids=tuple(range(64))) == []
     assert broken_fields(stop_token_ids=tuple(range(65))) == ["sampling.stop_token_ids"]
+
+
+def test_stop_token_ids_are_of_the_vocabulary_where_it_is_known() -> None:
+    sampling = Sampling(stop_token_ids=(9, 10, 2**32 - 1))
+
+    assert sampling.violations(max_context_tokens=100) == []
+    assert sampling.violations(max_context_tokens=100, vocabulary_size=10) == [
+        ("sampling.stop_token_ids[1]", "must be below 10; got 10"),
+        ("sampling.stop_token_ids[2]", "must be below 10; got 4294967295"),
+    ]
 
 
 def test_a_violation_says_the_bound_and_the_value() -> None:

@@ -118,6 +118,7 @@ async def test_reuses_a_prefix_only_within_tenant_and_salt(mesh: Mesh) -> None:
         ("hi", {"max_tokens": 100_000}, "sampling.max_tokens"),
         ("hi", {"temperature": float("nan")}, "sampling.temperature"),
         ("hi", {"stop": [""]}, "sampling.stop[0]"),
+        ("hi", {"stop_token_ids": [2**32 - 1]}, "sampling.stop_token_ids[0]"),
     ],
 )
 async def test_names_the_field_that_breaks_a_rule(

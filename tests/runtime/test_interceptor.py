@@ -213,6 +213,37 @@ async def test_each_error_has_its_code_and_details(error: MeshError, code: str) 
         assert retry.retry_delay.ToTimedelta().total_seconds() == error.retry_delay_s
 
 
+@pytest.mark.parametrize(
+    "violations",
+    [
+        [Violation("model", "must be another; got " + "g" * 100_000)],
+        [Violation("f" * 100_000, "\U0001f600" * 1000)],
+        [Violation(f"stop[{index}]", "must be longer") for index in range(5000)],
+    ],
+    ids=["a long text", "a long field", "many"],
+)
+async def test_code_and_reason_arrive_however_much_is_wrong(violations: list[Violation]) -> None:
+    async def refuse(text: str) -> str:
+        raise InvalidArgument(violations, reason="BULKY")
+
+    async with serving(refuse) as downstream:
+
+        async def forward(text: str) -> str:
+            return (await call(downstream, "one_to_one", encoded(text)))[0]
+
+        async with serving(forward) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(channel, "one_to_many", encoded("hello"))
+
+    details = details_of(caught.value)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    info, bad = details["ErrorInfo"], details["BadRequest"]
+    assert isinstance(info, error_details_pb2.ErrorInfo)
+    assert isinstance(bad, error_details_pb2.BadRequest)
+    assert info.reason == "BULKY"
+    assert bad.field_violations[0].field[:4] == violations[0].field[:4]
+
+
 @pytest.mark.parametrize("method", METHODS)
 async def test_a_defect_is_logged_and_its_text_kept_from_the_caller(
     method: str, caplog: pytest.LogCaptureFixture

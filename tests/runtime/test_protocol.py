@@ -66,7 +66,7 @@ def test_a_zero_that_was_sent_is_not_a_default() -> None:
 def test_bad_parameters_are_named_under_sampling() -> None:
     sampling = sampling_from_proto(common_pb2.SamplingParams(temperature=math.nan, max_tokens=0))
     with pytest.raises(InvalidArgument) as caught:
-        check_sampling(sampling, max_context_tokens=100)
+        check_sampling(sampling, max_context_tokens=100, vocabulary_size=1000)
 
     fields = [violation.field for violation in caught.value.violations]
     assert fields == ["sampling.max_tokens", "sampling.temperature"]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from services.core.ledger import Ledger, Segment
 from services.runtime import spans
+from services.runtime.status import MAX_MESSAGE_BYTES
 from services.runtime.telemetry import Attributes, TraceContext, Tracing
 from tests.runtime.collector import attributes_of, collecting
 from tests.runtime.waiting import eventually
@@ -193,6 +194,17 @@ async def test_an_error_and_a_trace_that_begins_here_are_shown_as_such() -> None
     assert span.status.code == span.status.STATUS_CODE_ERROR
     assert span.status.message == "no worker"
     assert list(span.events) == []
+
+
+async def test_an_error_is_as_long_as_in_the_answer_at_most() -> None:
+    context = TraceContext.new().child(sampled=True)
+    async with collecting() as collector:
+        async with Tracing(collector.endpoint, service="router", member_id="r1") as tracing:
+            ledger = Ledger(time.monotonic())
+            tracing.record_request("generate", context, "", ledger, {}, error="x" * 10_000_000)
+        span = collector.spans["generate"]
+
+    assert span.status.message == "x" * (MAX_MESSAGE_BYTES - 3) + "..."
 
 
 async def test_spans_are_exported_while_it_runs() -> None:

@@ -125,6 +125,23 @@ def test_every_broken_field_is_named_at_once() -> None:
     assert found["chat.template_args_json"] == "must be a JSON object; got [1]"
 
 
+def test_only_a_message_that_says_something_else_may_be_without_content() -> None:
+    call = ToolCall(name="f", arguments_json="{}")
+    chat = Chat(
+        messages=[
+            USER,
+            ChatMessage(role="assistant", tool_calls=[call]),
+            ChatMessage(role="assistant", reasoning_content="Hm."),
+            ChatMessage(role="user"),
+            ChatMessage(role="user", content=""),
+        ]
+    )
+
+    assert refusals(chat) == {
+        "chat.messages[3].content": "must be there, unless there are tool_calls"
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

@@ -107,7 +107,7 @@ def test_nfc_is_a_setting(encoder: Encoder) -> None:
         (chat({"role": "user", "content": "x" * 101}), "chat", "more than 100 bytes"),
         (chat({"role": "system", "content": "é" * 30}), "chat", "must be at most 100 bytes"),
         (chat({"role": "system", "content": "\ud800"}), "chat", "half of a surrogate pair"),
-        (chat({"role": "user", "content": None}), "chat", "the chat template refuses it"),
+        (chat({"role": "user", "content": None}), "chat.messages[0].content", "must be there"),
     ],
 )
 def test_bad_prompt_is_refused_by_name(

@@ -162,7 +162,11 @@ async def test_info_describes_the_model(tokenizer: Tokenizer) -> None:
             "chat.messages[0].tool_calls[0].arguments_json",
             "must be JSON",
         ),
-        (EncodeRequest(chat=Chat(messages=[ChatMessage(role="user")])), "chat", "refuses it"),
+        (
+            EncodeRequest(chat=Chat(messages=[HELLO, ChatMessage(role="user")])),
+            "chat.messages[1].content",
+            "must be there",
+        ),
     ],
 )
 async def test_bad_request_names_field_and_bound(
@@ -178,6 +182,19 @@ async def test_every_method_checks_the_model_and_ids(tokenizer: Tokenizer) -> No
     assert "model" in await refusal(tokenizer.stub.Decode(DecodeRequest(model="gpt")))
     assert "model" in await refusal(tokenizer.stub.GetInfo(GetInfoRequest(model="gpt")))
     assert "token_ids" in await refusal(tokenizer.stub.Decode(DecodeRequest(token_ids=b"abc")))
+
+
+async def test_what_is_too_long_to_be_sent_back_is_refused(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    word = (await tokenizer.stub.Encode(EncodeRequest(text=" international"))).token_ids
+    decoded = await refusal(tokenizer.stub.Decode(DecodeRequest(token_ids=word * 1_300_000)))
+    encoded = await refusal(tokenizer.stub.Encode(EncodeRequest(token_ids=word * 3_900_000)))
+
+    assert len(word) == 4
+    assert "16777216 at most" in decoded["token_ids"]
+    assert "16777216 at most" in encoded["token_ids"]
+    assert not [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")]
 
 
 async def test_settings_change_while_it_runs(tokenizer: Tokenizer) -> None:

@@ -67,6 +67,26 @@ def test_system_message_replaces_the_model_s_own() -> None:
     )
 
 
+def test_a_content_that_the_template_cannot_do_without_is_named() -> None:
+    call: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [{}]}
+
+    with pytest.raises(InvalidArgument) as caught:
+        render(MODEL.chat_template, USER, call, USER, call)
+
+    rule = "must be there: the model's chat template needs it"
+    assert caught.value.violations == (
+        ("chat.messages[1].content", rule),
+        ("chat.messages[3].content", rule),
+    )
+
+
+@pytest.mark.parametrize("name", ["self", "args", "context"])
+def test_a_template_argument_may_have_any_name(name: str) -> None:
+    chat = ChatPrompt([USER], None, True, {name: 1, "other": 2})
+
+    assert template("{{ other }}").render(chat, max_characters=9) == "2"
+
+
 def test_earlier_turns_are_a_prefix_of_later_ones() -> None:
     first = render(MODEL.chat_template, USER, add_generation_prompt=False)
 

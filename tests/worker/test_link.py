@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
 import pytest
+import uvloop
 
 from worker.link import CoreLink, FrontLink, LinkClosed
 from worker.messages import Cancel, Failed
@@ -43,6 +45,28 @@ async def test_reports_arrive_whole_and_in_order() -> None:
             await task
 
     assert received == [Failed(str(index) * 100_000) for index in range(5)]
+
+
+def test_commands_for_a_core_that_is_gone_are_dropped() -> None:
+    """On the loop that workers run on: it raises where asyncio's own is silent."""
+    problems: list[dict[str, Any]] = []
+
+    async def send_to_nobody() -> None:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, problem: problems.append(problem)
+        )
+        ours, theirs = socket.socketpair()
+        async with FrontLink(ours) as front:
+            theirs.close()
+            for request_id in range(3):
+                front.send(Cancel(request_id))
+                await asyncio.sleep(0.02)
+        front.send(Cancel(3))
+        await asyncio.sleep(0.02)
+
+    uvloop.run(send_to_nobody())
+
+    assert problems == []
 
 
 async def test_each_end_notices_that_the_other_is_gone() -> None:

@@ -170,6 +170,8 @@ BAD_REQUESTS = [
     (sampling(stop=["a"] * 17), "sampling.stop"),
     (sampling(stop=["a", ""]), "sampling.stop[1]"),
     (sampling(stop_token_ids=[1] * 65), "sampling.stop_token_ids"),
+    (sampling(stop_token_ids=[1, 60_000]), "sampling.stop_token_ids[1]"),
+    (sampling(stop_token_ids=[2**32 - 1]), "sampling.stop_token_ids[0]"),
 ]
 
 
