@@ -9,6 +9,8 @@ import signal
 import sys
 from collections.abc import Mapping
 
+from services.cli.lifeline import ended_with_us
+
 GRACE_S = 5.0
 
 
@@ -22,11 +24,14 @@ async def run_shell_command(command: str, environment: Mapping[str, str]) -> int
     child = await asyncio.create_subprocess_shell(
         command, env={**os.environ, **environment}, process_group=0 if own_group else None
     )
-    try:
-        status = await child.wait()
-    finally:
-        if child.returncode is None:
-            await _end(child, own_group=own_group)
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            target = -child.pid if own_group else child.pid
+            await stack.enter_async_context(ended_with_us(target, grace_s=GRACE_S))
+            status = await child.wait()
+        finally:
+            if child.returncode is None:
+                await _end(child, own_group=own_group)
     return status if status >= 0 else 128 - status
 
 
