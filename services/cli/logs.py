@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from services.cli.folders import RunLock
+
 # Fields of an entry that say nothing new beside the service's name.
 _SILENT = frozenset({"time", "level", "service", "event", "logger", "pid", "exception"})
 
@@ -63,12 +65,16 @@ class ServiceLog:
 
 
 class RunLogs:
-    """The output of all services of a run, a file a service. A context manager."""
+    """The output of all services of a run, a file a service. A context manager.
+
+    While it is entered, the folder is known to be of a run that lives.
+    """
 
     def __init__(self, directory: Path, *, least_level: int) -> None:
         self._directory = directory
         self._least_level = least_level
         self._files: list[BinaryIO] = []
+        self._lock: RunLock | None = None
 
     def open(self, name: str, show: Callable[[str], None]) -> ServiceLog:
         file = (self._directory / f"{name}.log").open("ab", buffering=0)
@@ -76,8 +82,11 @@ class RunLogs:
         return ServiceLog(file, show, self._least_level)
 
     def __enter__(self) -> RunLogs:
+        self._lock = RunLock(self._directory)
         return self
 
     def __exit__(self, *_: object) -> None:
         for file in self._files:
             file.close()
+        if self._lock is not None:
+            self._lock.close()

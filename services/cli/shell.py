@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from services.cli.lifeline import ended_with_us
+
 GRACE_S = 5.0
 
 
@@ -27,11 +29,14 @@ async def run_shell_command(command: str, environment: Mapping[str, str]) -> int
         env={**os.environ, "PATH": _path(), **environment},
         process_group=0 if own_group else None,
     )
-    try:
-        status = await child.wait()
-    finally:
-        if child.returncode is None:
-            await _end(child, own_group=own_group)
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            target = -child.pid if own_group else child.pid
+            await stack.enter_async_context(ended_with_us(target, grace_s=GRACE_S))
+            status = await child.wait()
+        finally:
+            if child.returncode is None:
+                await _end(child, own_group=own_group)
     return status if status >= 0 else 128 - status
 
 

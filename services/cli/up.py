@@ -17,6 +17,7 @@ from pathlib import Path
 from services.cli.answers import SIMULATED
 from services.cli.failures import CANNOT_START, Failure
 from services.cli.first_answer import answer_first_prompt, print_endpoints
+from services.cli.folders import remove_stale_runs
 from services.cli.logs import RunLogs
 from services.cli.mesh import LocalMesh, MeshPlan
 from services.cli.plans import plan_mesh
@@ -62,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     defaults = (0, 0) if arguments.exec else (ROUTER_PORT, CONTROL_PORT)
     router_listen = _listen("--port", arguments.port, defaults[0])
     control_listen = _listen("--control-port", arguments.control_port, defaults[1])
+    remove_stale_runs()
 
     directory = Path(tempfile.mkdtemp(prefix="firsttoken-"))
     plan = plan_mesh(
@@ -79,6 +81,9 @@ def run(arguments: argparse.Namespace) -> int:
             status = asyncio.run(_run(plan, logs, config, arguments))
     except Failure as failure:
         failure.add_hint(f"logs: {directory}")
+        raise
+    except KeyboardInterrupt:  # too early for anything to have started
+        shutil.rmtree(directory, ignore_errors=True)
         raise
     if status == 0:
         shutil.rmtree(directory, ignore_errors=True)

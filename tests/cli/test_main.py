@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +87,26 @@ def test_an_interrupt_while_it_loads_ends_it_quietly(module: str) -> None:
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
+def test_an_interrupt_before_anything_has_started_leaves_nothing(tmp_path: Path) -> None:
+    """It comes while the first thing is imported that runs in the event loop."""
+    script = (
+        "import asyncio, os, signal, sys\n"
+        "run = asyncio.run\n"
+        "def interrupted(main):\n"
+        "    main.close()\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "asyncio.run = interrupted\n"
+        "from services.cli.main import main\n"
+        "sys.exit(main(['up', '--exec', 'true']))\n"
+    )
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
+
+    assert (done.returncode, done.stderr) == (130, "")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,11 @@ def is_sleeping(run: Run) -> bool:
     return any(command.startswith("sleep ") for command in run.survivors().values())
 
 
+def is_watched(run: Run) -> bool:
+    """The command that `up` runs would end with it."""
+    return any("read -r" in command for command in run.survivors().values())
+
+
 def test_the_command_runs_against_the_ready_mesh_and_gives_its_status(start: Start) -> None:
     command = f"{FIRSTTOKEN} status --json; echo $FIRSTTOKEN_ROUTER $FIRSTTOKEN_CONTROL >&2; exit 7"
     run = start(*SIMULATED, "--exec", command)
@@ -169,6 +174,10 @@ def test_a_taken_port_is_one_line_and_status_3(start: Start, taken_port: int, op
             "router.max_que: is no setting; did you mean router.max_queue?",
         ),
         ("[worker]\nnum_slots = 0\n", "worker.num_slots: must be in [1, 256]; got 0"),
+        (
+            "[worker]\nnum_slots = 32\nmax_batch_tokens = 16\n",
+            "worker.max_batch_tokens: must be at least worker.num_slots, 32; got 16",
+        ),
         ("[router\n", "is no valid TOML"),
         ('[mesh]\nmodel = "gpt-9"\n', "mesh.model: must be a known model"),
         ('[mesh]\nmodel = "/nowhere/x.gguf"\n', "mesh.model: no such file: /nowhere/x.gguf"),
@@ -229,6 +238,23 @@ def test_nothing_survives_a_killed_command_and_the_next_one_works(start: Start) 
         lambda: f"{run.survivors()} still run",
     )
     assert start(*SIMULATED, "--exec", "true").finish().status == 0
+
+
+def test_a_killed_command_takes_its_own_along_and_the_next_removes_its_folder(
+    start: Start, tmp_path: Path
+) -> None:
+    run = start(*SIMULATED, "--workers", "1", "--exec", f"{SERVE}; true")
+    run.wait_until_serving()
+    (left,) = tmp_path.iterdir()
+    wait_for(lambda: is_watched(run), 15.0, lambda: f"nobody watches: {run.survivors()}")
+
+    run.process.kill()
+    run.wait_until_gone(60.0)
+    assert left.exists()
+    status = start(*SIMULATED, "--workers", "1", "--exec", "true").finish().status
+
+    assert status == 0
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
