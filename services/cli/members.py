@@ -19,7 +19,7 @@ def state_name(member: control_pb2.Member) -> str:
 
 def worker_role_name(capacity: control_pb2.WorkerCapacity) -> str:
     """Which part of a request it serves: "both", "prefill" or "decode"."""
-    name = control_pb2.WorkerRole.Name(capacity.role).removeprefix("WORKER_ROLE_").lower()
+    name = enum_name(control_pb2.WorkerRole, capacity.role, "WORKER_ROLE_")
     return "both" if name == "unspecified" else name
 
 
