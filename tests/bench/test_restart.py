@@ -51,4 +51,4 @@ async def test_a_mesh_without_redis_is_left_alone(tmp_path: Path) -> None:
             with pytest.raises(StartupError, match="has no Redis"):
                 await restart.measure(client, control, prompt_tokens=100, num_prompts=1)
 
-        assert run.survivors() == before
+        assert before.keys() <= run.survivors().keys()
