@@ -144,6 +144,32 @@ def test_later_blocks_are_exported_alone(engine: LlamaCppEngine) -> None:
     assert later[0].tobytes() != blocks[1].tobytes()
 
 
+def test_runs_of_blocks_are_what_one_export_gives(engine: LlamaCppEngine) -> None:
+    together = exported(engine, 4)
+    feed(engine, 1, OTHER)
+    apart = new_blocks(engine, 4)
+    between = new_blocks(engine, 1)
+    for index, block in enumerate(apart):
+        engine.export_blocks(0, index, [block])
+        engine.export_blocks(1, index, between)
+
+    assert [block.tobytes() for block in apart] == [block.tobytes() for block in together]
+
+
+def test_blocks_are_of_what_the_slot_holds_now(engine: LlamaCppEngine) -> None:
+    first, again, other = (new_blocks(engine, 1) for _ in range(3))
+    feed(engine, 0, PROMPT)
+    engine.export_blocks(0, 0, first)
+    engine.clear(0)
+    feed(engine, 0, OTHER)
+    engine.export_blocks(0, 0, other)
+    engine.clear(0)
+    engine.append_blocks(0, first)
+    engine.export_blocks(0, 0, again)
+
+    assert again[0].tobytes() == first[0].tobytes() != other[0].tobytes()
+
+
 def test_blocks_join_what_was_computed(engine: LlamaCppEngine, plain: bytes) -> None:
     blocks = exported(engine, 3)
     feed(engine, 1, PROMPT[:BLOCK_TOKENS])

@@ -42,6 +42,8 @@ class LlamaCppEngine:
         self._layout = self._learn_layout()
         # Written once here: the first touch of fresh memory costs more than a transfer.
         self._scratch = np.full(self._layout.blob_bytes(worker.max_context_tokens), 0, np.uint8)
+        # Whose KV, as it is now, lies there: runs of blocks are cut from one reading.
+        self._slot_in_scratch: int | None = None
         hyperparameters = [item for item in metadata.items() if not item[0].startswith("tokenizer")]
         self.info = EngineInfo(
             name="llamacpp",
@@ -67,6 +69,7 @@ class LlamaCppEngine:
 
     def evaluate(self, batch: Sequence[Work]) -> Logits:
         lengths = self._slots.lengths_after(batch)
+        self._slot_in_scratch = None
         self._batch.fill(batch)
         num_outputs = sum(work.wants_logits for work in batch)
         logits = self._context.decode(self._batch.struct, num_outputs)
@@ -83,13 +86,15 @@ class LlamaCppEngine:
         if not blocks:
             return
         # All in one import, what is there included: each import replaces the whole sequence.
-        blob = self._blob_of(length)
-        self._layout.merge([*self._held(slot), *blocks], blob)
+        held, blob = self._held(slot), self._blob_of(length)
+        self._slot_in_scratch = None
+        self._layout.merge([*held, *blocks], blob)
         self._context.write_state(slot, blob)
         self._slots.update({slot: length})
 
     def clear(self, slot: int) -> None:
         self._slots.require(slot)
+        self._slot_in_scratch = None
         self._context.forget(slot)
         self._slots.update({slot: 0})
 
@@ -98,7 +103,9 @@ class LlamaCppEngine:
 
     def _cut(self, slot: int, first_token: int, blocks: Sequence[Bytes]) -> None:
         blob = self._blob_of(self._slots.length(slot))
-        self._context.read_state(slot, blob)
+        if self._slot_in_scratch != slot:
+            self._context.read_state(slot, blob)
+            self._slot_in_scratch = slot
         try:
             self._layout.cut(blob, first_token, blocks)
         except ValueError as error:
