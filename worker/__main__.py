@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+from services.runtime.allocator import keep_freed_memory
 from services.runtime.process import add_options, read_options, run_node
 from worker.node import Role, WorkerNode
 
 
 def main(arguments: list[str] | None = None) -> int:
+    keep_freed_memory()
     parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
     add_options(parser)
     parser.add_argument(

@@ -17,6 +17,8 @@ from services.core.kvblocks import Block, Bytes, Place, checksum, copy_block, di
 T = TypeVar("T")
 
 NUM_THREADS = 2
+# Copied in less time than a thread takes to wake up.
+INLINE_BYTES = 128 << 10
 
 
 class Copier:
@@ -46,11 +48,24 @@ class Copier:
     def num_running(self) -> int:
         return len(self._running)
 
-    async def run(self, work: Callable[[], T], *, on_failure: Callable[[], None]) -> T:
+    async def run(
+        self,
+        work: Callable[[], T],
+        *,
+        num_bytes: int | None = None,
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> T:
         """`on_failure` is called when it raises or its caller is cancelled, once it has ended.
 
         A thread cannot be cancelled: until it ends it writes where it was told to.
+        `num_bytes`: what it copies, if known; little is copied at once.
         """
+        if num_bytes is not None and num_bytes <= INLINE_BYTES:
+            try:
+                return work()
+            except BaseException:
+                on_failure()
+                raise
         future = asyncio.get_running_loop().run_in_executor(self._threads, work)
         self._running.add(future)
         future.add_done_callback(self._running.discard)

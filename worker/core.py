@@ -16,6 +16,7 @@ from services.core import config as mesh_config
 from services.core.config import DelaySettings, MeshConfig
 from services.core.keys import extend_keys, storage_key
 from services.core.tokens import pack
+from services.runtime.allocator import keep_freed_memory
 from services.runtime.startup import StartupError
 from worker.arena import ArenaLayout, BlockArena
 from worker.engines import open_engine
@@ -26,7 +27,6 @@ from worker.messages import (
     Command,
     Compute,
     CoreLoad,
-    ExportedBlock,
     Failed,
     FirstToken,
     FirstTokenTimes,
@@ -42,6 +42,7 @@ from worker.messages import (
     Submit,
     Token,
 )
+from worker.outbox import Outbox
 from worker.pool import BlockPool, NewBlock
 from worker.reports import Counters, PendingReport
 from worker.sampling import Row, Sampled, sample
@@ -65,8 +66,7 @@ class EngineCore:
             max_batch_tokens=config.worker.max_batch_tokens,
         )
         self._delay_ms: DelaySettings = config.debug.delay_ms
-        self._export_run = config.worker.handoff_export_blocks
-        self._free_outbox = list(range(arena.layout.num_outbox))
+        self._outbox = Outbox(engine, arena, early_blocks=config.worker.handoff_export_blocks)
         self._counters = Counters()
         self._pending = PendingReport()
 
@@ -100,9 +100,10 @@ class EngineCore:
                             _count_hold(sequence)
                         sequence.advise(command)
                 case FreeOutbox():
-                    self._free_outbox += command.slots
+                    self._outbox.free(command.slots)
                 case Settings():
                     self._budget.max_step_s = command.max_step_ms / 1e3
+                    self._outbox.early_blocks = command.handoff_export_blocks
                     self._delay_ms = command.delay_ms
 
     def _stage(self, command: Stage) -> None:
@@ -148,8 +149,10 @@ class EngineCore:
         run = sequence.ready_run(self._info.block_tokens)
         end = sequence.num_computed + sum(block.num_tokens for block in run)
         complete = end == sequence.num_input or not sequence.loading
-        # An import costs as much as what the slot holds: one, unless the inbox is full.
-        if run and (complete or sequence.flush or not sequence.held):
+        # Where an import costs as much as all that the slot then holds, it is one, unless
+        # the inbox is full.
+        waits = sequence.held and not self._info.kv_in_pool
+        if run and (complete or sequence.flush or not waits):
             self._append(sequence, run)
         if sequence.held and complete and (sequence.prefilling or sequence.has_first_token):
             _count_hold(sequence)
@@ -189,7 +192,7 @@ class EngineCore:
             step_s=ended_s - began_s,
         )
         for sequence, work in planned:
-            if sequence.prefilling and sequence.loading:
+            if sequence.prefilling and (sequence.loading or sequence.for_another):
                 self._pending.progress.append(
                     Progress(sequence.request_id, sequence.num_computed + len(work.tokens))
                 )
@@ -232,7 +235,7 @@ class EngineCore:
         )
         sequence.finished = bool(finish) or sequence.for_another
         if finish:
-            sequence.export_next = self._num_blocks(sequence.num_input)  # nobody needs its KV
+            self._outbox.forgive(sequence)
 
     def _publish(self) -> None:
         events = self._pool.take_events()
@@ -247,53 +250,20 @@ class EngineCore:
         """
         running = self._scheduler.running()
         for sequence in running:
-            if sequence.for_another:
-                self._export(sequence)
-        self._publish()  # another worker waits for it; what is kept is for later
+            if not sequence.for_another:
+                continue
+            for exported in self._outbox.export(sequence):
+                self._pending.exported += exported
+                self._publish()  # another worker waits for it; what is kept is for later
         for sequence, work in planned:
             first = work.wants_logits and sequence.num_answered == 1
-            if first or (sequence.finished and not sequence.for_another):
+            if (first or sequence.finished) and not sequence.for_another:
                 self._keep(sequence)
-        ended = [each for each in running if each.finished and not self._exports(each)]
+        ended = [each for each in running if each.finished and not self._outbox.owes(each)]
         for sequence in ended:
             self._release(sequence.request_id)
         self._publish()
         return bool(ended)
-
-    def _exports(self, sequence: Sequence) -> bool:
-        """There is KV left that another worker waits for."""
-        return sequence.for_another and sequence.export_next < self._num_blocks(sequence.num_input)
-
-    def _export(self, sequence: Sequence) -> None:
-        """Into the outbox, as far as there is room here and there; a run at a time."""
-        block_tokens = self._info.block_tokens
-        first, end = sequence.export_next, sequence.num_computed // block_tokens
-        if sequence.finished:
-            end = self._num_blocks(sequence.num_input)
-        elif not self._export_run or end - first < self._export_run:
-            return
-        count = min(end - first, len(self._free_outbox), sequence.export_credit)
-        if count <= 0:
-            return
-        slots = [self._free_outbox.pop() for _ in range(count)]
-        sizes = [
-            min(block_tokens, sequence.num_input - index * block_tokens)
-            for index in range(first, first + count)
-        ]
-        views = [
-            self._arena.outbox[slot][: size * self._info.token_bytes]
-            for slot, size in zip(slots, sizes, strict=True)
-        ]
-        self._engine.export_blocks(sequence.slot, first, views)
-        self._pending.exported += [
-            ExportedBlock(sequence.request_id, first + offset, size, slot)
-            for offset, (slot, size) in enumerate(zip(slots, sizes, strict=True))
-        ]
-        sequence.export_next += count
-        sequence.export_credit -= count
-
-    def _num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._info.block_tokens)
 
     def _keep(self, sequence: Sequence) -> None:
         """Export the full blocks that the pool lacks."""
@@ -331,6 +301,8 @@ class EngineCore:
         sequence = self._scheduler.remove(request_id)
         if sequence is None:
             return  # it had ended before the front's cancel arrived
+        if sequence.for_another and sequence.finished:
+            self._keep(sequence)  # not before: the other worker waits for it
         if sequence.slot >= 0:
             self._engine.clear(sequence.slot)
         self._pending.inbox_freed += [block.inbox_slot for block in sequence.staged.values()]
@@ -361,6 +333,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--memory-fd", type=int, required=True, help="memory shared with it")
     parser.add_argument("--cores-shared-by", type=int, default=1)
     options = parser.parse_args(arguments)
+    keep_freed_memory()
     # Ctrl-C reaches the whole foreground group; the front decides when the core ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

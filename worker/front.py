@@ -339,7 +339,11 @@ class EngineFront:
 
 
 def _settings(config: MeshConfig) -> Settings:
-    return Settings(max_step_ms=config.worker.max_step_ms, delay_ms=config.debug.delay_ms)
+    return Settings(
+        max_step_ms=config.worker.max_step_ms,
+        handoff_export_blocks=config.worker.handoff_export_blocks,
+        delay_ms=config.debug.delay_ms,
+    )
 
 
 async def _end(process: subprocess.Popen[bytes]) -> None:

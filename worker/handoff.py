@@ -14,12 +14,14 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from firsttoken.common.v1 import common_pb2
 from firsttoken.control.v1 import control_pb2
-from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
+from firsttoken.worker.v1 import worker_pb2
 from services.core.config import WorkerSettings
 from services.runtime.channels import Channels
+from worker.copying import Copier
 from worker.engines.contract import Bytes
 from worker.front import EngineFront
 from worker.messages import Token, TokenLogprobs
@@ -28,8 +30,12 @@ from worker.peers import PeerMemory
 from worker.requests import Prompt
 from worker.stream import TokenStream
 from worker.taking import BlockTaker, HandoffFailed
+from worker.wire import SERVICE_NAME, Received, decode
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
+PrefillMethod: TypeAlias = "grpc.aio.StreamStreamMultiCallable[worker_pb2.PrefillRequest, Received]"
+
+METHOD = f"/{SERVICE_NAME}/Prefill"
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +70,7 @@ class Handoffs:
         front: EngineFront,
         channels: Channels,
         memory: PeerMemory,
+        copier: Copier,
         *,
         find_member: Callable[[str], control_pb2.Member | None],
         settings: Callable[[], WorkerSettings],
@@ -71,6 +78,7 @@ class Handoffs:
         self._front = front
         self._channels = channels
         self._memory = memory
+        self._copier = copier
         self._find_member = find_member
         self._settings = settings
         self.cost = HandoffCost()
@@ -102,19 +110,21 @@ class Handoffs:
             raise HandoffFailed("the prefill worker is gone")
         mapped = await self._memory.outbox(member.memory_socket)
         outbox = self._choose(mapped, member)
-        taker = BlockTaker(self._front, stream, num_cached_blocks, len(request.token_ids) // 4)
+        num_tokens = len(request.token_ids) // 4
+        taker = BlockTaker(self._front, self._copier, stream, num_cached_blocks, num_tokens)
         call = None
         try:
             async with self._patience() as patience:
                 await taker.reserve()
                 start = self._start(request, taker, outbox)
                 called_s = time.monotonic()
-                stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(member.address))
-                call = stub.Prefill(taker.requests(start), metadata=metadata)
-                async for response in call:
+                call = self._prefill(member.address)(taker.requests(start), metadata=metadata)
+                async for received in call:
+                    response = received.response
                     patience.reschedule(self._deadline_s())
-                    if response.HasField("block"):
-                        await taker.take(response.block, outbox)
+                    if response.HasField("blocks"):
+                        await taker.take(received, outbox)
+                    if not response.HasField("first_token"):
                         continue
                     origin.path.prefill_worker_id = member.id
                     origin.hand_off(
@@ -124,6 +134,8 @@ class Handoffs:
                         same_clock=mapped is not None,
                     )
                     stream.first_token(_to_token(stream.request_id, response.first_token))
+        except DecodeError as error:
+            raise HandoffFailed(f"{member.id}: {error}") from error
         except grpc.aio.AioRpcError as error:
             raise HandoffFailed(f"{member.id}: {error.code().name}: {error.details()}") from error
         except TimeoutError:
@@ -136,6 +148,13 @@ class Handoffs:
             raise HandoffFailed(f"{member.id} ended the call early")
         if origin.first_token_s is not None:
             self.cost.observe(time.monotonic() - origin.first_token_s)
+
+    def _prefill(self, address: str) -> PrefillMethod:
+        return self._channels.get(address).stream_stream(
+            METHOD,
+            request_serializer=worker_pb2.PrefillRequest.SerializeToString,
+            response_deserializer=decode,
+        )
 
     def _patience(self) -> asyncio.Timeout:
         return asyncio.timeout_at(self._deadline_s())

@@ -106,6 +106,7 @@ class Settings(NamedTuple):
     """What may change while the core runs."""
 
     max_step_ms: float
+    handoff_export_blocks: int
     delay_ms: DelaySettings
 
 
@@ -195,7 +196,7 @@ class Started(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Of a request that blocks may be loaded for."""
+    """Of a request that blocks may be loaded for, or that is computed for another worker."""
 
     request_id: int
     num_computed: int
@@ -219,6 +220,7 @@ class ExportedBlock(NamedTuple):
     block_index: int
     num_tokens: int
     outbox_slot: int
+    checksum: bytes
 
 
 class StepReport(NamedTuple):

@@ -8,7 +8,6 @@ import uuid
 from contextlib import AsyncExitStack
 
 from firsttoken.control.v1 import control_pb2
-from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
 from services.models.catalog import find_model
 from services.models.gguf import read_metadata
 from services.models.vocabulary import Vocabulary
@@ -18,6 +17,7 @@ from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
 from services.runtime.sharing import MemoryServer
 from services.runtime.telemetry import Tracing
+from worker.copying import Copier
 from worker.engines.contract import EngineInfo
 from worker.front import EngineFront
 from worker.handoff import Handoffs
@@ -26,11 +26,10 @@ from worker.peers import PeerMemory, describe
 from worker.service import WorkerServicer
 from worker.sources import KvSources
 from worker.tier import KvTier, TierStats
+from worker.wire import SERVICE_NAME
 
 DRAIN_GRACE_S = 5.0
 STOP_GRACE_S = 1.0
-
-_SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
 
 class Role(enum.StrEnum):
@@ -85,10 +84,12 @@ class WorkerNode(Resource):
             Tracing(config.telemetry.otlp_endpoint, service="worker", member_id=self.id)
         )
         self._tier = await stack.enter_async_context(KvTier(self._front, self._control))
-        sources = KvSources(await self._open_handoffs(stack), self._tier)
+        copier = await stack.enter_async_context(Copier())
+        sources = KvSources(await self._open_handoffs(stack, copier), self._tier)
         memory = MemoryServer(self._front.memory_fd, describe(self._front.arena.layout))
         await stack.enter_async_context(memory)
-        self._server = await stack.enter_async_context(self._make_server(tracing, sources))
+        server = self._make_server(tracing, sources, copier)
+        self._server = await stack.enter_async_context(server)
         self._control.on_config(self._front.configure)
         self._front.on_core(self._report_core)
         self.address = self._server.address
@@ -136,7 +137,7 @@ class WorkerNode(Resource):
         await self._server.stop(STOP_GRACE_S)
         await super().close()
 
-    async def _open_handoffs(self, stack: AsyncExitStack) -> Handoffs:
+    async def _open_handoffs(self, stack: AsyncExitStack, copier: Copier) -> Handoffs:
         channels = await stack.enter_async_context(Channels())
         memory = PeerMemory()
         stack.callback(memory.close)
@@ -144,6 +145,7 @@ class WorkerNode(Resource):
             self._front,
             channels,
             memory,
+            copier,
             find_member=self._find_member,
             settings=lambda: self._control.snapshot.config.worker,
         )
@@ -152,8 +154,8 @@ class WorkerNode(Resource):
         found = (member for member in self._control.members if member.address == address)
         return next(found, None)
 
-    def _make_server(self, tracing: Tracing, sources: KvSources) -> MeshServer:
-        server = MeshServer(self._listen, service_names=[_SERVICE])
+    def _make_server(self, tracing: Tracing, sources: KvSources, copier: Copier) -> MeshServer:
+        server = MeshServer(self._listen, service_names=[SERVICE_NAME])
         config = self._control.snapshot.config
         metadata = read_metadata(find_model(config.mesh.model).gguf_path)
         servicer = WorkerServicer(
@@ -162,11 +164,12 @@ class WorkerNode(Resource):
             worker_id=self.id,
             tracing=tracing,
             sources=sources,
+            copier=copier,
             settings=lambda: self._control.snapshot.config.worker,
             delays=lambda: self._control.snapshot.config.debug.delay_ms,
             on_drain=self._report_draining,
         )
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server.server)
+        servicer.add_to(server.server)
         return server
 
     def _report_draining(self) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import TypeAlias
+
+import grpc
 
 from firsttoken.common.v1 import common_pb2
 from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
@@ -20,6 +23,7 @@ from services.runtime.protocol import (
 )
 from services.runtime.telemetry import TraceContext, Tracing
 from worker.answer import Answer
+from worker.copying import Copier
 from worker.front import EngineFront
 from worker.messages import CoreLoad
 from worker.origin import Origin
@@ -28,6 +32,9 @@ from worker.requests import Prompt, check_request
 from worker.sources import KvSources
 from worker.stream import TokenStream
 from worker.watch import BlocksEvent, Event, LoadEvent, SnapshotEvent
+from worker.wire import SERVICE_NAME
+
+PrefillHandler: TypeAlias = "grpc.RpcMethodHandler[worker_pb2.PrefillRequest, bytes]"
 
 
 @dataclass(slots=True)
@@ -47,12 +54,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         worker_id: str,
         tracing: Tracing,
         sources: KvSources,
+        copier: Copier,
         settings: Callable[[], WorkerSettings],
         delays: Callable[[], DelaySettings],
         on_drain: Callable[[], None],
     ) -> None:
         self._front = front
         self._sources = sources
+        self._copier = copier
         self._vocabulary = vocabulary
         self._worker_id = worker_id
         self._tracing = tracing
@@ -61,6 +70,15 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._on_drain = on_drain
         self._draining = False
         self._handoffs = HandoffCounts()
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        # It writes responses that are bytes already; the first handler of a name counts.
+        prefill: PrefillHandler = grpc.stream_stream_rpc_method_handler(
+            self.Prefill, request_deserializer=worker_pb2.PrefillRequest.FromString
+        )
+        handlers = grpc.method_handlers_generic_handler(SERVICE_NAME, {"Prefill": prefill})
+        server.add_generic_rpc_handlers((handlers,))
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, server)
 
     async def Generate(
         self, request: worker_pb2.GenerateRequest, context: Context
@@ -91,7 +109,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     ) -> None:
         self._refuse_when_draining()
         timeout_s = self._settings().handoff_timeout_ms / 1e3
-        await serve_prefill(self._front, self._sources, requests, context, timeout_s=timeout_s)
+        await serve_prefill(
+            self._front, self._sources, self._copier, requests, context, timeout_s=timeout_s
+        )
         self._handoffs.given += 1
 
     async def Watch(

@@ -40,7 +40,7 @@ class TokenStream:
         self.finished = False
         # Blocks that the core found in its own pool; None before the request has a slot.
         self.num_cached_blocks: int | None = None
-        # Prompt tokens whose KV is in the slot, while blocks may come.
+        # Prompt tokens whose KV is in the slot, while blocks may come or go.
         self.num_computed = 0
         self._send = send
         self._tokens: list[Token] = []

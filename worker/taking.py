@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from firsttoken.worker.v1 import worker_pb2
 from services.core.kvblocks import checksum
+from worker.copying import Copier
 from worker.engines.contract import Bytes
 from worker.front import EngineFront
 from worker.messages import StagedBlock
 from worker.stream import TokenStream
+from worker.wire import Received
 
 
 class HandoffFailed(Exception):
@@ -25,18 +28,22 @@ class BlockTaker:
     def __init__(
         self,
         front: EngineFront,
+        copier: Copier,
         stream: TokenStream,
         first_block: int,
         num_tokens: int,
     ) -> None:
         self.first_block = first_block
         self._front = front
+        self._copier = copier
         self._stream = stream
         block_tokens = front.info.block_tokens
         self._sizes = [
             min(block_tokens, num_tokens - start) for start in range(0, num_tokens, block_tokens)
         ]
+        # The block that comes next, and how many bytes of it have come.
         self._next_block = first_block
+        self._num_filled = 0
         self._slots: list[int] = []
         # Blocks that the prefill worker was allowed to send, all in all.
         self.num_credited = 0
@@ -50,9 +57,9 @@ class BlockTaker:
     def _num_uncredited(self) -> int:
         return len(self._sizes) - self.first_block - self.num_credited
 
-    async def reserve(self) -> None:
-        """Waits for at least one slot."""
-        self._credit(await self._front.inbox.acquire(self._num_uncredited))
+    async def reserve(self) -> int:
+        """Waits for at least one slot; how many there are."""
+        return self._credit(await self._front.inbox.acquire(self._num_uncredited))
 
     async def requests(
         self, start: worker_pb2.PrefillStart
@@ -62,22 +69,37 @@ class BlockTaker:
         while (taken := await self._taken.get()) is not None:
             yield worker_pb2.PrefillRequest(taken=taken)
 
-    async def take(self, block: worker_pb2.KvBlock, outbox: Bytes | None) -> None:
-        """Raises HandoffFailed when it is not what was to come."""
-        if self.complete or not self._slots or block.index != self._next_block:
-            raise HandoffFailed(f"block {block.index} came instead of {self._next_block}")
-        slot, size = self._slots[-1], self._sizes[block.index]
-        await asyncio.to_thread(_copy, block, outbox, self._front.inbox_view(slot, size))
-        self._slots.pop()
-        self._next_block += 1
-        before = self.num_credited
-        self._credit(self._front.inbox.acquire_now(self._num_uncredited))
+    async def take(self, received: Received, outbox: Bytes | None) -> None:
+        """Raises HandoffFailed when what came is not what was to come."""
+        parts = self._plan(received)
+        # Nobody else may have the slots while a thread writes into them, not even when
+        # this call has ended meanwhile.
+        slots, self._slots = self._slots, []
+        await self._copier.run(
+            lambda: _copy_all(parts, outbox),
+            num_bytes=sum(part.num_bytes for part in parts),
+            on_failure=lambda: self._front.inbox.release(slots),
+        )
+        ended = [part.block.index for part in parts if part.ends]
+        self._slots = slots[len(ended) :]
+        self._next_block += len(ended)
+        self._num_filled = 0 if parts[-1].ends else parts[-1].end
+        if ended:
+            await self._hand_on(
+                [
+                    StagedBlock(index, slot, self._sizes[index])
+                    for index, slot in zip(ended, slots, strict=False)
+                ]
+            )
+
+    async def _hand_on(self, staged: list[StagedBlock]) -> None:
+        credit = self._credit(self._front.inbox.acquire_now(self._num_uncredited))
         starving = not self._slots and not self.complete
-        self._stream.stage([StagedBlock(block.index, slot, size)], flush=starving)
+        self._stream.stage(staged, flush=starving)
+        # At once: others wait for the outbox, and this call perhaps for their inbox slots.
+        self._tell(num_blocks=len(staged), credit_blocks=credit)
         if starving:
-            await self.reserve()
-        credit = self.num_credited - before
-        self._taken.put_nowait(worker_pb2.BlocksTaken(num_blocks=1, credit_blocks=credit))
+            self._tell(credit_blocks=await self.reserve())
 
     def close(self) -> None:
         """May be called twice."""
@@ -85,20 +107,71 @@ class BlockTaker:
         self._front.inbox.release(self._slots)
         self._slots = []
 
-    def _credit(self, slots: list[int]) -> None:
+    def _credit(self, slots: list[int]) -> int:
         self._slots += slots
         self.num_credited += len(slots)
+        return len(slots)
+
+    def _tell(self, *, num_blocks: int = 0, credit_blocks: int) -> None:
+        taken = worker_pb2.BlocksTaken(num_blocks=num_blocks, credit_blocks=credit_blocks)
+        self._taken.put_nowait(taken)
+
+    def _plan(self, received: Received) -> list[_Part]:
+        parts: list[_Part] = []
+        index, start, slots = self._next_block, self._num_filled, iter(self._slots)
+        slot, data = next(slots, None), received.data
+        for block in received.response.blocks.blocks:
+            if slot is None or (block.index, block.offset) != (index, start):
+                raise HandoffFailed(
+                    f"byte {block.offset} of block {block.index} came instead of byte {start} of"
+                    f" {index}"
+                )
+            into = self._front.inbox_view(slot, self._sizes[index])
+            by_reference = block.HasField("outbox_slot")
+            num_bytes = len(into) if by_reference else block.num_bytes
+            part = _Part(block, start, num_bytes, into, data[:num_bytes])
+            if not 0 < part.end <= len(into) or (not by_reference and len(data) < num_bytes):
+                raise HandoffFailed(f"{num_bytes} bytes of block {index} cannot be")
+            data = data[num_bytes:]
+            parts.append(part)
+            start = part.end
+            if part.ends:
+                index, start, slot = index + 1, 0, next(slots, None)
+        if not parts:
+            raise HandoffFailed("a message without blocks came")
+        return parts
 
 
-def _copy(block: worker_pb2.KvBlock, outbox: Bytes | None, into: Bytes) -> None:
-    """In a thread: copying and hashing large arrays leaves the GIL to others."""
-    if block.num_tokens and outbox is not None and block.HasField("outbox_slot"):
-        if block.outbox_slot >= len(outbox):
-            raise HandoffFailed(f"outbox slot {block.outbox_slot} does not exist")
-        np.copyto(into, outbox[block.outbox_slot][: len(into)])
-    elif len(block.data) == len(into):
-        np.copyto(into, np.frombuffer(block.data, np.uint8))
-    else:
-        raise HandoffFailed(f"block {block.index} has {len(block.data)} bytes, not {len(into)}")
-    if checksum(into) != block.checksum:
-        raise HandoffFailed(f"block {block.index} does not verify")
+class _Part(NamedTuple):
+    """A block, or a piece of one, and where its bytes go. `into`: the whole block."""
+
+    block: worker_pb2.KvBlock
+    start: int
+    num_bytes: int
+    into: Bytes
+    data: memoryview
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_bytes
+
+    @property
+    def ends(self) -> bool:
+        return self.end == len(self.into)
+
+
+def _copy_all(parts: Sequence[_Part], outbox: Bytes | None) -> None:
+    for part in parts:
+        np.copyto(part.into[part.start : part.end], _source(part, outbox))
+        if part.ends and checksum(part.into) != part.block.checksum:
+            raise HandoffFailed(f"block {part.block.index} does not verify")
+
+
+def _source(part: _Part, outbox: Bytes | None) -> Bytes:
+    if not part.block.HasField("outbox_slot"):
+        return np.frombuffer(part.data, np.uint8)
+    slot = part.block.outbox_slot
+    if outbox is None or slot >= len(outbox):
+        raise HandoffFailed(f"outbox slot {slot} is not known here")
+    view: Bytes = outbox[slot][: part.num_bytes]
+    return view

@@ -244,7 +244,6 @@ class WorkerSettings:
         " computed; 0 sends all at the prompt's end.",
         low=0,
         high=1_000_000,
-        at_start=True,
     )
     kv_load: str = setting(
         "auto",

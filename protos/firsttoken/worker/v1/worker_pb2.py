@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from firsttoken.common.v1 import common_pb2 as firsttoken_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!firsttoken/worker/v1/worker.proto\x12\x14\x66irsttoken.worker.v1\x1a!firsttoken/common/v1/common.proto\"\x93\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x13\n\x0bprefix_keys\x18\x03 \x01(\x0c\x12\x36\n\x08sampling\x18\x04 \x01(\x0b\x32$.firsttoken.common.v1.SamplingParams\x12\x39\n\rrequest_class\x18\x05 \x01(\x0e\x32\".firsttoken.common.v1.RequestClass\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x17\n\x0fprefill_address\x18\x07 \x01(\t\x12\x12\n\nanswer_ids\x18\x08 \x01(\x0c\x12\x19\n\x11\x61nswer_characters\x18\t \x01(\r\"\x82\x01\n\x0ePrefillRequest\x12\x33\n\x05start\x18\x01 \x01(\x0b\x32\".firsttoken.worker.v1.PrefillStartH\x00\x12\x32\n\x05taken\x18\x02 \x01(\x0b\x32!.firsttoken.worker.v1.BlocksTakenH\x00\x42\x07\n\x05\x65vent\"\xbd\x01\n\x0cPrefillStart\x12\x36\n\x07request\x18\x01 \x01(\x0b\x32%.firsttoken.worker.v1.GenerateRequest\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x15\n\rcredit_blocks\x18\x03 \x01(\r\x12\x34\n\ttransport\x18\x04 \x01(\x0e\x32!.firsttoken.worker.v1.KvTransport\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\"8\n\x0b\x42locksTaken\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x15\n\rcredit_blocks\x18\x02 \x01(\r\"\x83\x01\n\x0fPrefillResponse\x12\x37\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32 .firsttoken.worker.v1.FirstTokenH\x00\x12.\n\x05\x62lock\x18\x02 \x01(\x0b\x32\x1d.firsttoken.worker.v1.KvBlockH\x00\x42\x07\n\x05\x65vent\"\x9d\x02\n\nFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x38\n\x08logprobs\x18\x02 \x01(\x0b\x32&.firsttoken.common.v1.PositionLogprobs\x12\x39\n\rfinish_reason\x18\x03 \x01(\x0e\x32\".firsttoken.common.v1.FinishReason\x12*\n\x05usage\x18\x04 \x01(\x0b\x32\x1b.firsttoken.common.v1.Usage\x12,\n\x06ledger\x18\x05 \x01(\x0b\x32\x1c.firsttoken.common.v1.Ledger\x12\x19\n\x11\x65ngine_parameters\x18\x06 \x01(\x0c\x12\x13\n\x0b\x65valuated_s\x18\x07 \x01(\x01\"n\n\x07KvBlock\x12\r\n\x05index\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x0c\x12\x15\n\x0boutbox_slot\x18\x04 \x01(\rH\x00\x12\x0e\n\x04\x64\x61ta\x18\x05 \x01(\x0cH\x00\x42\x07\n\x05place\"}\n\x10GenerateResponse\x12,\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x1b.firsttoken.common.v1.ChunkH\x00\x12\x32\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1e.firsttoken.common.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"!\n\x0cWatchRequest\x12\x11\n\tload_only\x18\x01 \x01(\x08\"\x8d\x02\n\rWatchResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x32\n\x08snapshot\x18\x03 \x01(\x0b\x32\x1e.firsttoken.worker.v1.SnapshotH\x00\x12\x34\n\x06stored\x18\x04 \x01(\x0b\x32\".firsttoken.worker.v1.BlocksStoredH\x00\x12\x36\n\x07\x65victed\x18\x05 \x01(\x0b\x32#.firsttoken.worker.v1.BlocksEvictedH\x00\x12*\n\x04load\x18\x06 \x01(\x0b\x32\x1a.firsttoken.worker.v1.LoadH\x00\x42\x07\n\x05\x65vent\"I\n\x08Snapshot\x12\x13\n\x0bprefix_keys\x18\x01 \x01(\x0c\x12(\n\x04load\x18\x02 \x01(\x0b\x32\x1a.firsttoken.worker.v1.Load\"#\n\x0c\x42locksStored\x12\x13\n\x0bprefix_keys\x18\x01 \x01(\x0c\"$\n\rBlocksEvicted\x12\x13\n\x0bprefix_keys\x18\x01 \x01(\x0c\"\xfb\x02\n\x04Load\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x19\n\x11num_blocks_cached\x18\x03 \x01(\r\x12\x1b\n\x13num_blocks_reserved\x18\x04 \x01(\r\x12\x18\n\x10num_blocks_total\x18\x05 \x01(\r\x12\x1f\n\x17prompt_tokens_evaluated\x18\x06 \x01(\x04\x12\x1f\n\x17\x64\x65\x63ode_tokens_evaluated\x18\x07 \x01(\x04\x12\x1c\n\x14prompt_tokens_cached\x18\x08 \x01(\x04\x12\x11\n\tnum_steps\x18\t \x01(\x04\x12\x15\n\rengine_busy_s\x18\n \x01(\x01\x12\x17\n\x0flongest_step_ms\x18\x0b \x01(\x01\x12\x1c\n\x14prefill_tokens_per_s\x18\x0c \x01(\x01\x12\x1a\n\x12num_handoffs_taken\x18\r \x01(\x04\x12\x1a\n\x12num_handoffs_given\x18\x0e \x01(\x04\"\x0e\n\x0c\x44rainRequest\"$\n\rDrainResponse\x12\x13\n\x0bnum_running\x18\x01 \x01(\r*{\n\x0bKvTransport\x12\x1c\n\x18KV_TRANSPORT_UNSPECIFIED\x10\x00\x12\x1e\n\x1aKV_TRANSPORT_SHARED_MEMORY\x10\x01\x12\x15\n\x11KV_TRANSPORT_GRPC\x10\x02\x12\x17\n\x13KV_TRANSPORT_ENGINE\x10\x03\x32\xee\x02\n\rWorkerService\x12[\n\x08Generate\x12%.firsttoken.worker.v1.GenerateRequest\x1a&.firsttoken.worker.v1.GenerateResponse0\x01\x12Z\n\x07Prefill\x12$.firsttoken.worker.v1.PrefillRequest\x1a%.firsttoken.worker.v1.PrefillResponse(\x01\x30\x01\x12R\n\x05Watch\x12\".firsttoken.worker.v1.WatchRequest\x1a#.firsttoken.worker.v1.WatchResponse0\x01\x12P\n\x05\x44rain\x12\".firsttoken.worker.v1.DrainRequest\x1a#.firsttoken.worker.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!firsttoken/worker/v1/worker.proto\x12\x14\x66irsttoken.worker.v1\x1a!firsttoken/common/v1/common.proto\"\x93\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x13\n\x0bprefix_keys\x18\x03 \x01(\x0c\x12\x36\n\x08sampling\x18\x04 \x01(\x0b\x32$.firsttoken.common.v1.SamplingParams\x12\x39\n\rrequest_class\x18\x05 \x01(\x0e\x32\".firsttoken.common.v1.RequestClass\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x17\n\x0fprefill_address\x18\x07 \x01(\t\x12\x12\n\nanswer_ids\x18\x08 \x01(\x0c\x12\x19\n\x11\x61nswer_characters\x18\t \x01(\r\"\x82\x01\n\x0ePrefillRequest\x12\x33\n\x05start\x18\x01 \x01(\x0b\x32\".firsttoken.worker.v1.PrefillStartH\x00\x12\x32\n\x05taken\x18\x02 \x01(\x0b\x32!.firsttoken.worker.v1.BlocksTakenH\x00\x42\x07\n\x05\x65vent\"\xbd\x01\n\x0cPrefillStart\x12\x36\n\x07request\x18\x01 \x01(\x0b\x32%.firsttoken.worker.v1.GenerateRequest\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x15\n\rcredit_blocks\x18\x03 \x01(\r\x12\x34\n\ttransport\x18\x04 \x01(\x0e\x32!.firsttoken.worker.v1.KvTransport\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\"8\n\x0b\x42locksTaken\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x15\n\rcredit_blocks\x18\x02 \x01(\r\"\xce\x01\n\x0fPrefillResponse\x12\x37\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32 .firsttoken.worker.v1.FirstTokenH\x00\x12\x30\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x1e.firsttoken.worker.v1.KvBlocksH\x00\x12\x39\n\x08progress\x18\x03 \x01(\x0b\x32%.firsttoken.worker.v1.PrefillProgressH\x00\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x42\x07\n\x05\x65vent\"%\n\x0fPrefillProgress\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\"\x9d\x02\n\nFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x38\n\x08logprobs\x18\x02 \x01(\x0b\x32&.firsttoken.common.v1.PositionLogprobs\x12\x39\n\rfinish_reason\x18\x03 \x01(\x0e\x32\".firsttoken.common.v1.FinishReason\x12*\n\x05usage\x18\x04 \x01(\x0b\x32\x1b.firsttoken.common.v1.Usage\x12,\n\x06ledger\x18\x05 \x01(\x0b\x32\x1c.firsttoken.common.v1.Ledger\x12\x19\n\x11\x65ngine_parameters\x18\x06 \x01(\x0c\x12\x13\n\x0b\x65valuated_s\x18\x07 \x01(\x01\"9\n\x08KvBlocks\x12-\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x1d.firsttoken.worker.v1.KvBlock\"\x83\x01\n\x07KvBlock\x12\r\n\x05index\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x0c\x12\x15\n\x0boutbox_slot\x18\x04 \x01(\rH\x00\x12\x13\n\tnum_bytes\x18\x05 \x01(\rH\x00\x12\x0e\n\x06offset\x18\x06 \x01(\x04\x42\x07\n\x05place\"}\n\x10GenerateResponse\x12,\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x1b.firsttoken.common.v1.ChunkH\x00\x12\x32\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1e.firsttoken.common.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"!\n\x0cWatchRequest\x12\x11\n\tload_only\x18\x01 \x01(\x08\"\x8d\x02\n\rWatchResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x32\n\x08snapshot\x18\x03 \x01(\x0b\x32\x1e.firsttoken.worker.v1.SnapshotH\x00\x12\x34\n\x06stored\x18\x04 \x01(\x0b\x32\".firsttoken.worker.v1.BlocksStoredH\x00\x12\x36\n\x07\x65victed\x18\x05 \x01(\x0b\x32#.firsttoken.worker.v1.BlocksEvictedH\x00\x12*\n\x04load\x18\x06 \x01(\x0b\x32\x1a.firsttoken.worker.v1.LoadH\x00\x42\x07\n\x05\x65vent\"I\n\x08Snapshot\x12\x13\n\x0bprefix_keys\x18\x01 \x01(\x0c\x12(\n\x04load\x18\x02 \x01(\x0b\x32\x1a.firsttoken.worker.v1.Load\"#\n\x0c\x42locksStored\x12\x13\n\x0bprefix_keys\x18\x01 \x01(\x0c\"$\n\rBlocksEvicted\x12\x13\n\x0bprefix_keys\x18\x01 \x01(\x0c\"\xfb\x02\n\x04Load\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x19\n\x11num_blocks_cached\x18\x03 \x01(\r\x12\x1b\n\x13num_blocks_reserved\x18\x04 \x01(\r\x12\x18\n\x10num_blocks_total\x18\x05 \x01(\r\x12\x1f\n\x17prompt_tokens_evaluated\x18\x06 \x01(\x04\x12\x1f\n\x17\x64\x65\x63ode_tokens_evaluated\x18\x07 \x01(\x04\x12\x1c\n\x14prompt_tokens_cached\x18\x08 \x01(\x04\x12\x11\n\tnum_steps\x18\t \x01(\x04\x12\x15\n\rengine_busy_s\x18\n \x01(\x01\x12\x17\n\x0flongest_step_ms\x18\x0b \x01(\x01\x12\x1c\n\x14prefill_tokens_per_s\x18\x0c \x01(\x01\x12\x1a\n\x12num_handoffs_taken\x18\r \x01(\x04\x12\x1a\n\x12num_handoffs_given\x18\x0e \x01(\x04\"\x0e\n\x0c\x44rainRequest\"$\n\rDrainResponse\x12\x13\n\x0bnum_running\x18\x01 \x01(\r*{\n\x0bKvTransport\x12\x1c\n\x18KV_TRANSPORT_UNSPECIFIED\x10\x00\x12\x1e\n\x1aKV_TRANSPORT_SHARED_MEMORY\x10\x01\x12\x15\n\x11KV_TRANSPORT_GRPC\x10\x02\x12\x17\n\x13KV_TRANSPORT_ENGINE\x10\x03\x32\xee\x02\n\rWorkerService\x12[\n\x08Generate\x12%.firsttoken.worker.v1.GenerateRequest\x1a&.firsttoken.worker.v1.GenerateResponse0\x01\x12Z\n\x07Prefill\x12$.firsttoken.worker.v1.PrefillRequest\x1a%.firsttoken.worker.v1.PrefillResponse(\x01\x30\x01\x12R\n\x05Watch\x12\".firsttoken.worker.v1.WatchRequest\x1a#.firsttoken.worker.v1.WatchResponse0\x01\x12P\n\x05\x44rain\x12\".firsttoken.worker.v1.DrainRequest\x1a#.firsttoken.worker.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'firsttoken.worker.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KVTRANSPORT']._serialized_start=2309
-  _globals['_KVTRANSPORT']._serialized_end=2432
+  _globals['_KVTRANSPORT']._serialized_start=2504
+  _globals['_KVTRANSPORT']._serialized_end=2627
   _globals['_GENERATEREQUEST']._serialized_start=95
   _globals['_GENERATEREQUEST']._serialized_end=370
   _globals['_PREFILLREQUEST']._serialized_start=373
@@ -43,29 +43,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BLOCKSTAKEN']._serialized_start=697
   _globals['_BLOCKSTAKEN']._serialized_end=753
   _globals['_PREFILLRESPONSE']._serialized_start=756
-  _globals['_PREFILLRESPONSE']._serialized_end=887
-  _globals['_FIRSTTOKEN']._serialized_start=890
-  _globals['_FIRSTTOKEN']._serialized_end=1175
-  _globals['_KVBLOCK']._serialized_start=1177
-  _globals['_KVBLOCK']._serialized_end=1287
-  _globals['_GENERATERESPONSE']._serialized_start=1289
-  _globals['_GENERATERESPONSE']._serialized_end=1414
-  _globals['_WATCHREQUEST']._serialized_start=1416
-  _globals['_WATCHREQUEST']._serialized_end=1449
-  _globals['_WATCHRESPONSE']._serialized_start=1452
-  _globals['_WATCHRESPONSE']._serialized_end=1721
-  _globals['_SNAPSHOT']._serialized_start=1723
-  _globals['_SNAPSHOT']._serialized_end=1796
-  _globals['_BLOCKSSTORED']._serialized_start=1798
-  _globals['_BLOCKSSTORED']._serialized_end=1833
-  _globals['_BLOCKSEVICTED']._serialized_start=1835
-  _globals['_BLOCKSEVICTED']._serialized_end=1871
-  _globals['_LOAD']._serialized_start=1874
-  _globals['_LOAD']._serialized_end=2253
-  _globals['_DRAINREQUEST']._serialized_start=2255
-  _globals['_DRAINREQUEST']._serialized_end=2269
-  _globals['_DRAINRESPONSE']._serialized_start=2271
-  _globals['_DRAINRESPONSE']._serialized_end=2307
-  _globals['_WORKERSERVICE']._serialized_start=2435
-  _globals['_WORKERSERVICE']._serialized_end=2801
+  _globals['_PREFILLRESPONSE']._serialized_end=962
+  _globals['_PREFILLPROGRESS']._serialized_start=964
+  _globals['_PREFILLPROGRESS']._serialized_end=1001
+  _globals['_FIRSTTOKEN']._serialized_start=1004
+  _globals['_FIRSTTOKEN']._serialized_end=1289
+  _globals['_KVBLOCKS']._serialized_start=1291
+  _globals['_KVBLOCKS']._serialized_end=1348
+  _globals['_KVBLOCK']._serialized_start=1351
+  _globals['_KVBLOCK']._serialized_end=1482
+  _globals['_GENERATERESPONSE']._serialized_start=1484
+  _globals['_GENERATERESPONSE']._serialized_end=1609
+  _globals['_WATCHREQUEST']._serialized_start=1611
+  _globals['_WATCHREQUEST']._serialized_end=1644
+  _globals['_WATCHRESPONSE']._serialized_start=1647
+  _globals['_WATCHRESPONSE']._serialized_end=1916
+  _globals['_SNAPSHOT']._serialized_start=1918
+  _globals['_SNAPSHOT']._serialized_end=1991
+  _globals['_BLOCKSSTORED']._serialized_start=1993
+  _globals['_BLOCKSSTORED']._serialized_end=2028
+  _globals['_BLOCKSEVICTED']._serialized_start=2030
+  _globals['_BLOCKSEVICTED']._serialized_end=2066
+  _globals['_LOAD']._serialized_start=2069
+  _globals['_LOAD']._serialized_end=2448
+  _globals['_DRAINREQUEST']._serialized_start=2450
+  _globals['_DRAINREQUEST']._serialized_end=2464
+  _globals['_DRAINRESPONSE']._serialized_start=2466
+  _globals['_DRAINRESPONSE']._serialized_end=2502
+  _globals['_WORKERSERVICE']._serialized_start=2630
+  _globals['_WORKERSERVICE']._serialized_end=2996
 # @@protoc_insertion_point(module_scope)

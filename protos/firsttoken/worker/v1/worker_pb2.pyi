@@ -3,9 +3,11 @@
 isort:skip_file
 Prefill and decode."""
 
+from collections import abc as _abc
 from firsttoken.common.v1 import common_pb2 as _common_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -191,26 +193,58 @@ class PrefillResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FIRST_TOKEN_FIELD_NUMBER: _builtins.int
-    BLOCK_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """KV_TRANSPORT_GRPC: the bytes of `blocks`, one after the other. Written last, so that
+    a sender can append it and a receiver need not copy it.
+    """
     @_builtins.property
     def first_token(self) -> Global___FirstToken: ...
     @_builtins.property
-    def block(self) -> Global___KvBlock: ...
+    def blocks(self) -> Global___KvBlocks: ...
+    @_builtins.property
+    def progress(self) -> Global___PrefillProgress:
+        """Nothing else to say for a while, but the engine works."""
+
     def __init__(
         self,
         *,
         first_token: Global___FirstToken | None = ...,
-        block: Global___KvBlock | None = ...,
+        blocks: Global___KvBlocks | None = ...,
+        progress: Global___PrefillProgress | None = ...,
+        data: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "event", b"event", "first_token", b"first_token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "event", b"event", "first_token", b"first_token", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "event", b"event", "first_token", b"first_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "data", b"data", "event", b"event", "first_token", b"first_token", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["first_token", "block"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["first_token", "blocks", "progress"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___PrefillResponse: _TypeAlias = PrefillResponse  # noqa: Y015
+
+@_typing.final
+class PrefillProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    num_tokens: _builtins.int
+    """Prompt tokens whose KV exists; 0 while the prompt waits for its turn."""
+    def __init__(
+        self,
+        *,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_tokens", b"num_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillProgress: _TypeAlias = PrefillProgress  # noqa: Y015
 
 @_typing.final
 class FirstToken(_message.Message):
@@ -260,6 +294,28 @@ class FirstToken(_message.Message):
 Global___FirstToken: _TypeAlias = FirstToken  # noqa: Y015
 
 @_typing.final
+class KvBlocks(_message.Message):
+    """As many as are ready, in the order of their indices."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvBlock]: ...
+    def __init__(
+        self,
+        *,
+        blocks: _abc.Iterable[Global___KvBlock] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvBlocks: _TypeAlias = KvBlocks  # noqa: Y015
+
+@_typing.final
 class KvBlock(_message.Message):
     """The KV of the prompt's block `index`; the prompt's last may hold fewer tokens than a block."""
 
@@ -269,15 +325,19 @@ class KvBlock(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     OUTBOX_SLOT_FIELD_NUMBER: _builtins.int
-    DATA_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     num_tokens: _builtins.int
     checksum: _builtins.bytes
-    """XXH3-128 of the bytes, big-endian."""
+    """XXH3-128 of all its bytes, big-endian."""
     outbox_slot: _builtins.int
     """KV_TRANSPORT_SHARED_MEMORY: a slot of the sender's outbox."""
-    data: _builtins.bytes
-    """KV_TRANSPORT_GRPC."""
+    num_bytes: _builtins.int
+    """KV_TRANSPORT_GRPC: bytes of it in PrefillResponse.data, from its byte `offset` on.
+    A block that is large for a message comes in several.
+    """
+    offset: _builtins.int
     def __init__(
         self,
         *,
@@ -285,13 +345,14 @@ class KvBlock(_message.Message):
         num_tokens: _builtins.int = ...,
         checksum: _builtins.bytes = ...,
         outbox_slot: _builtins.int = ...,
-        data: _builtins.bytes = ...,
+        num_bytes: _builtins.int = ...,
+        offset: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "outbox_slot", b"outbox_slot", "place", b"place"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["num_bytes", b"num_bytes", "outbox_slot", b"outbox_slot", "place", b"place"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "data", b"data", "index", b"index", "num_tokens", b"num_tokens", "outbox_slot", b"outbox_slot", "place", b"place"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "index", b"index", "num_bytes", b"num_bytes", "num_tokens", b"num_tokens", "offset", b"offset", "outbox_slot", b"outbox_slot", "place", b"place"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_place: _TypeAlias = _typing.Literal["outbox_slot", "data"]  # noqa: Y015
+    _WhichOneofReturnType_place: _TypeAlias = _typing.Literal["outbox_slot", "num_bytes"]  # noqa: Y015
     _WhichOneofArgType_place: _TypeAlias = _typing.Literal["place", b"place"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_place) -> _WhichOneofReturnType_place | None: ...
 

@@ -1,0 +1,77 @@
+"""Exporting the KV of prompts that are computed for other workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from services.core.kvblocks import checksum
+from worker.arena import BlockArena
+from worker.engines.contract import Engine
+from worker.messages import ExportedBlock
+from worker.scheduler import Sequence
+
+# Bytes exported at once: the other worker takes them while the next are exported.
+RUN_BYTES = 4 << 20
+
+
+class Outbox:
+    """Blocks in the outbox are on their way; `free` their slots when they have been read.
+
+    `early_blocks`: as worker.handoff_export_blocks.
+    """
+
+    def __init__(self, engine: Engine, arena: BlockArena, *, early_blocks: int) -> None:
+        self.early_blocks = early_blocks
+        self._engine = engine
+        self._info = engine.info
+        self._memory = arena.outbox
+        self._free = list(range(arena.layout.num_outbox))
+        self._run_blocks = max(1, RUN_BYTES // engine.info.block_bytes)
+
+    def free(self, slots: Iterable[int]) -> None:
+        self._free += slots
+
+    def owes(self, sequence: Sequence) -> bool:
+        """There is KV left that another worker waits for."""
+        return sequence.for_another and sequence.export_next < self._num_blocks(sequence)
+
+    def forgive(self, sequence: Sequence) -> None:
+        """Nobody needs its KV."""
+        sequence.export_next = self._num_blocks(sequence)
+
+    def export(self, sequence: Sequence) -> Iterator[list[ExportedBlock]]:
+        """Finished blocks, as far as there is room here and there, in runs."""
+        count = min(self._num_due(sequence), len(self._free), sequence.export_credit)
+        while count > 0:
+            run = min(count, self._run_blocks)
+            yield self._export(sequence, run)
+            count -= run
+
+    def _export(self, sequence: Sequence, count: int) -> list[ExportedBlock]:
+        info, first = self._info, sequence.export_next
+        slots = [self._free.pop() for _ in range(count)]
+        sizes = [
+            min(info.block_tokens, sequence.num_input - index * info.block_tokens)
+            for index in range(first, first + count)
+        ]
+        views = [
+            self._memory[slot][: size * info.token_bytes]
+            for slot, size in zip(slots, sizes, strict=True)
+        ]
+        self._engine.export_blocks(sequence.slot, first, views)
+        sequence.export_next += count
+        sequence.export_credit -= count
+        return [
+            # Now that their bytes are in the processor's cache.
+            ExportedBlock(sequence.request_id, first + offset, size, slot, checksum(view))
+            for offset, (slot, size, view) in enumerate(zip(slots, sizes, views, strict=True))
+        ]
+
+    def _num_due(self, sequence: Sequence) -> int:
+        if sequence.finished:
+            return self._num_blocks(sequence) - sequence.export_next
+        count = sequence.num_computed // self._info.block_tokens - sequence.export_next
+        return count if self.early_blocks and count >= self.early_blocks else 0
+
+    def _num_blocks(self, sequence: Sequence) -> int:
+        return -(-sequence.num_input // self._info.block_tokens)
