@@ -312,7 +312,10 @@ class EngineCore:
 
     def _load(self) -> CoreLoad:
         return self._counters.load(
-            self._scheduler, self._pool, prefill_tokens_per_s=self._budget.prefill_tokens_per_s
+            self._scheduler,
+            self._pool,
+            num_outbox_blocks=self._outbox.num_used,
+            prefill_tokens_per_s=self._budget.prefill_tokens_per_s,
         )
 
 

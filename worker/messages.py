@@ -179,6 +179,7 @@ class CoreLoad(NamedTuple):
     num_blocks_cached: int
     num_blocks_reserved: int
     num_blocks_total: int
+    num_outbox_blocks: int
     prompt_tokens_evaluated: int
     decode_tokens_evaluated: int
     prompt_tokens_cached: int

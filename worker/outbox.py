@@ -28,6 +28,10 @@ class Outbox:
         self._free = list(range(arena.layout.num_outbox))
         self._run_blocks = max(1, RUN_BYTES // engine.info.block_bytes)
 
+    @property
+    def num_used(self) -> int:
+        return len(self._memory) - len(self._free)
+
     def free(self, slots: Iterable[int]) -> None:
         self._free += slots
 

@@ -65,7 +65,12 @@ class Counters:
         self.recent_steps_s.append(step_s)
 
     def load(
-        self, scheduler: Scheduler, pool: BlockPool, *, prefill_tokens_per_s: float
+        self,
+        scheduler: Scheduler,
+        pool: BlockPool,
+        *,
+        num_outbox_blocks: int,
+        prefill_tokens_per_s: float,
     ) -> CoreLoad:
         return CoreLoad(
             num_running=scheduler.num_running,
@@ -73,6 +78,7 @@ class Counters:
             num_blocks_cached=pool.num_cached,
             num_blocks_reserved=pool.num_reserved,
             num_blocks_total=pool.num_blocks,
+            num_outbox_blocks=num_outbox_blocks,
             prompt_tokens_evaluated=self.prompt_tokens_evaluated,
             decode_tokens_evaluated=self.decode_tokens_evaluated,
             prompt_tokens_cached=self.prompt_tokens_cached,

@@ -120,7 +120,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         with self._front.hub.watch() as watcher:
             while (event := await watcher.next()) is not None:
                 if not (request.load_only and isinstance(event, BlocksEvent)):
-                    yield _event_to_proto(event, self._handoffs, load_only=request.load_only)
+                    yield _event_to_proto(event, self._load, load_only=request.load_only)
 
     async def Drain(
         self, request: worker_pb2.DrainRequest, context: Context
@@ -131,6 +131,15 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         remaining_s = context.time_remaining()
         timeout_s = None if remaining_s is None else max(remaining_s - 0.1, 0.0)
         return worker_pb2.DrainResponse(num_running=await self._front.drain(timeout_s))
+
+    def _load(self, load: CoreLoad) -> worker_pb2.Load:
+        inbox = self._front.inbox
+        return worker_pb2.Load(
+            **load._asdict(),
+            num_inbox_blocks=inbox.num_slots - inbox.num_free,
+            num_handoffs_taken=self._handoffs.taken,
+            num_handoffs_given=self._handoffs.given,
+        )
 
     def _refuse_when_draining(self) -> None:
         if self._draining:
@@ -200,28 +209,18 @@ async def _chunks(
 
 
 def _event_to_proto(
-    event: Event, handoffs: HandoffCounts, *, load_only: bool
+    event: Event, to_load: Callable[[CoreLoad], worker_pb2.Load], *, load_only: bool
 ) -> worker_pb2.WatchResponse:
     response = worker_pb2.WatchResponse(sequence=event.sequence, incarnation=event.incarnation)
     match event:
         case SnapshotEvent():
             keys = b"" if load_only else join_keys(event.prefix_keys)
-            snapshot = worker_pb2.Snapshot(
-                prefix_keys=keys, load=_load_to_proto(event.load, handoffs)
-            )
+            snapshot = worker_pb2.Snapshot(prefix_keys=keys, load=to_load(event.load))
             response.snapshot.CopyFrom(snapshot)
         case BlocksEvent(stored=True):
             response.stored.prefix_keys = join_keys(event.prefix_keys)
         case BlocksEvent():
             response.evicted.prefix_keys = join_keys(event.prefix_keys)
         case LoadEvent():
-            response.load.CopyFrom(_load_to_proto(event.load, handoffs))
+            response.load.CopyFrom(to_load(event.load))
     return response
-
-
-def _load_to_proto(load: CoreLoad, handoffs: HandoffCounts) -> worker_pb2.Load:
-    return worker_pb2.Load(
-        **load._asdict(),
-        num_handoffs_taken=handoffs.taken,
-        num_handoffs_given=handoffs.given,
-    )

@@ -536,6 +536,8 @@ class Load(_message.Message):
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     NUM_HANDOFFS_TAKEN_FIELD_NUMBER: _builtins.int
     NUM_HANDOFFS_GIVEN_FIELD_NUMBER: _builtins.int
+    NUM_OUTBOX_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_INBOX_BLOCKS_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     num_waiting: _builtins.int
     num_blocks_cached: _builtins.int
@@ -557,6 +559,9 @@ class Load(_message.Message):
     computed for others.
     """
     num_handoffs_given: _builtins.int
+    num_outbox_blocks: _builtins.int
+    """Blocks on their way to other workers, and into the engine here."""
+    num_inbox_blocks: _builtins.int
     def __init__(
         self,
         *,
@@ -574,10 +579,12 @@ class Load(_message.Message):
         prefill_tokens_per_s: _builtins.float = ...,
         num_handoffs_taken: _builtins.int = ...,
         num_handoffs_given: _builtins.int = ...,
+        num_outbox_blocks: _builtins.int = ...,
+        num_inbox_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens_evaluated", b"decode_tokens_evaluated", "engine_busy_s", b"engine_busy_s", "longest_step_ms", b"longest_step_ms", "num_blocks_cached", b"num_blocks_cached", "num_blocks_reserved", b"num_blocks_reserved", "num_blocks_total", b"num_blocks_total", "num_handoffs_given", b"num_handoffs_given", "num_handoffs_taken", b"num_handoffs_taken", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prompt_tokens_cached", b"prompt_tokens_cached", "prompt_tokens_evaluated", b"prompt_tokens_evaluated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens_evaluated", b"decode_tokens_evaluated", "engine_busy_s", b"engine_busy_s", "longest_step_ms", b"longest_step_ms", "num_blocks_cached", b"num_blocks_cached", "num_blocks_reserved", b"num_blocks_reserved", "num_blocks_total", b"num_blocks_total", "num_handoffs_given", b"num_handoffs_given", "num_handoffs_taken", b"num_handoffs_taken", "num_inbox_blocks", b"num_inbox_blocks", "num_outbox_blocks", b"num_outbox_blocks", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prompt_tokens_cached", b"prompt_tokens_cached", "prompt_tokens_evaluated", b"prompt_tokens_evaluated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
