@@ -239,7 +239,7 @@ class WorkerSettings:
         at_start=True,
     )
     handoff_export_blocks: int = setting(
-        4,
+        1,
         "Finished blocks of a prompt that leave for a decode worker together, while the rest is"
         " computed; 0 sends all at the prompt's end.",
         low=0,
