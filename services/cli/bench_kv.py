@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from firsttoken.client import MeshClient
-from services.bench import eviction, migration, redis, restart
+from services.bench import eviction, handoff, migration, redis, restart, transports
 from services.cli.figures import show_figures
 from services.cli.plans import run_quiet_mesh
 from services.cli.restarts import RestartPolicy
@@ -59,6 +59,16 @@ async def _eviction() -> dict[str, Any]:
 
 
 PARTS = {
+    "handoff": Part(
+        "from the last prompt step at one worker to the first decode step at another",
+        partial(_on_mesh, handoff.measure, handoff.CONFIG, num_workers=1, num_prefill_workers=1),
+    ),
+    "transports": Part(
+        "KV from engine to engine, against a TCP socket and a copy in memory (simulated engine)",
+        partial(
+            _on_mesh, transports.measure, transports.CONFIG, num_workers=1, num_prefill_workers=1
+        ),
+    ),
     "restart": Part(
         "what Redis gives back when all workers and the KV store died",
         partial(_on_mesh, restart.measure, MeshConfig()),
