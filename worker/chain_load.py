@@ -21,7 +21,7 @@ from services.core.config import WorkerSettings
 from services.core.errors import MeshError
 from services.core.keys import storage_key
 from services.runtime.tasks import end_tasks
-from worker.chain_reader import Chain, ChainReader, LoadCounters, LoadFailed, Reading
+from worker.chain_reader import Chain, ChainReader, LoadCounters, LoadFailed, Reading, Until
 from worker.copying import Copier
 from worker.deadline import Deadline
 from worker.estimates import ReadCost, Tier
@@ -31,6 +31,10 @@ from worker.planner import LoadPlanner
 from worker.scheduler import StepBudget
 from worker.store_client import Store, StoreClient
 from worker.stream import TokenStream
+
+# A load that takes as many times as long as expected, and this long, is thought over.
+OVERDUE = 2.0
+LEAST_OVERDUE_S = 0.05
 
 
 class Means(NamedTuple):
@@ -160,49 +164,70 @@ class ChainLoad:
         return found
 
     async def _load_tier(self, tier: Tier, start: int, end: int) -> None:
-        """Blocks start..end-1. After a probe, the rest is planned anew."""
+        """Blocks start..end-1. After a probe, and when overdue, the rest is planned anew."""
+        pace_s = 0.0
         while start < end:
-            plan = self._plan(tier, start, end)
+            plan = self._plan(tier, start, end, pace_s)
             if plan.decision is Decision.LOAD:
-                await self._read(tier, range(start, start + plan.num_blocks))
-                start = self._num_front = start + plan.num_blocks
+                reading = await self._read(tier, range(start, start + plan.num_blocks), plan)
+                start = self._num_front = start + reading.num_blocks
+                overdue = reading.num_blocks < plan.num_blocks
+                pace_s = reading.read_s / max(1, reading.num_blocks) if overdue else 0.0
+                if overdue and plan.probe:
+                    self.plans[-1] = plan._replace(superseded=True)
+                done = not (overdue or plan.probe)
             else:
                 self._compute()
-                await self._read(tier, range(end - 1, end - 1 - plan.num_blocks, -1))
+                await self._read(tier, range(end - 1, end - 1 - plan.num_blocks, -1), plan)
                 end -= plan.num_blocks
                 start = max(start, self._num_held())
-            if plan.decision is Decision.COMPUTE or not plan.probe:
+                done = plan.decision is Decision.COMPUTE or not plan.probe
+            if done:
                 return
 
-    async def _read(self, tier: Tier, indices: Sequence[int]) -> None:
-        if not indices:
-            return
+    async def _read(self, tier: Tier, indices: Sequence[int], plan: Plan) -> Reading:
         reading = Reading()
+        if not indices:
+            return reading
+        overdue_s = math.inf if self._computing else self._overdue_s(tier, plan)
         try:
-            await self._reader.read(indices, reading, meeting=self._computing)
+            await self._reader.read(indices, reading, Until(self._computing, overdue_s))
         finally:
             self.num_from_tail += reading.num_blocks if self._computing else 0
             self._learn(tier, reading)
+        return reading
+
+    def _overdue_s(self, tier: Tier, plan: Plan) -> float:
+        """After what time a read is no longer as planned."""
+        cost = self._planner.read(tier).cost
+        if self._always:
+            return math.inf
+        if cost is None:  # to learn it, no longer than computing the same takes
+            return max(LEAST_OVERDUE_S, plan.expected.compute_s - plan.wait_s)
+        return max(LEAST_OVERDUE_S, OVERDUE * cost.of(plan.num_blocks))
 
     def _learn(self, tier: Tier, reading: Reading) -> None:
-        now_s = time.monotonic()
-        if not reading.num_blocks:
+        now_s, num_blocks = time.monotonic(), reading.num_blocks
+        if not num_blocks:
             self._planner.read(tier).observe_wait(reading.read_s, now_s)
-        elif reading.num_from_l2 in (0, reading.num_blocks):
-            # Of blocks from both, nothing is learnt of either.
-            of = Tier.L2 if reading.num_from_l2 else Tier.L1
-            points = dict.fromkeys(filter(None, (reading.first, reading.last)))
-            for num_blocks, read_s in points:
-                self._planner.read(of).observe(num_blocks, read_s, now_s)
+        elif not reading.num_from_l2:
+            self._planner.read(Tier.L1).observe(
+                num_blocks, reading.staged_s, now_s, latency_s=reading.answered_s
+            )
+        elif reading.num_from_l2 == num_blocks:
+            # The first answer comes with a block: it does not tell the latency.
+            self._planner.read(Tier.L2).observe(num_blocks, reading.staged_s, now_s)
 
-    def _plan(self, tier: Tier, start: int, end: int) -> Plan:
+    def _plan(self, tier: Tier, start: int, end: int, pace_s: float) -> Plan:
+        """`pace_s`: what a block took in a read that is overdue, else 0."""
         missing = Missing(end - start, tier, self._room())
         engine = self._engine_cost(start, end)
         if self._always and not self._computing:
             plan = self._planner.plan_always(missing, engine)
         else:
-            plan = self._planner.plan(missing, engine, time.monotonic())
-        self.plans.append(plan)
+            plan = self._planner.plan(missing, engine, time.monotonic(), least_block_s=pace_s)
+        after_one_that_counts = bool(pace_s and not self.plans[-1].probe)
+        self.plans.append(plan._replace(superseded=after_one_that_counts))
         return plan
 
     def _room(self) -> int:

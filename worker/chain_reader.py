@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
@@ -57,9 +58,13 @@ class Chain(NamedTuple):
     prefix_keys: Sequence[bytes]
 
 
-class Point(NamedTuple):
-    num_blocks: int
-    read_s: float
+class Until(NamedTuple):
+    """When a read ends though more could come."""
+
+    # The engine computes meanwhile, and may get there first.
+    met: bool = False
+    # The read has taken so long that it is to be thought over.
+    overdue_s: float = math.inf
 
 
 class Reading:
@@ -71,20 +76,17 @@ class Reading:
         self.waited_s = 0.0
         self.num_blocks = 0
         self.num_from_l2 = 0
-        # Blocks that had come, and after what time: at the beginning and at the end.
-        self.first: Point | None = None
-        self.last: Point | None = None
+        # Until the first answer, and until the last block was staged.
+        self.answered_s = 0.0
+        self.staged_s = 0.0
 
     def answered(self) -> None:
-        """What is in node memory takes time to ask for; the first block itself, to copy."""
-        self.first = self.first or Point(0, self.read_s)
+        self.answered_s = self.answered_s or self.read_s
 
     def note(self, num_blocks: int, num_from_l2: int) -> None:
         self.num_blocks += num_blocks
         self.num_from_l2 += num_from_l2
-        self.last = Point(self.num_blocks, self.read_s)
-        if self.num_from_l2 and self.first and not self.first.num_blocks:
-            self.first = self.last  # here the first blocks took time to come, too
+        self.staged_s = self.read_s
 
     @property
     def read_s(self) -> float:
@@ -121,15 +123,15 @@ class ChainReader:
         self._counters.num_slots_ahead -= self._num_ahead
         self._num_ahead = 0
 
-    async def read(self, indices: Sequence[int], reading: Reading, *, meeting: bool) -> None:
-        """Until all are staged, or the engine, if it computes meanwhile, gets there first.
+    async def read(self, indices: Sequence[int], reading: Reading, until: Until) -> None:
+        """Until all are staged, or nothing is to be waited for any more.
 
         Raises LoadFailed or AioRpcError where it ends before.
         """
         done = 0
         async with self._open(indices) as answers:
             while done < len(indices) and not self.met(indices[done]):
-                batch = await self._take(answers, indices[done], meeting=meeting)
+                batch = await self._take(answers, indices[done], reading, until)
                 if not batch:
                     return
                 reading.answered()
@@ -161,12 +163,17 @@ class ChainReader:
             await answers.close()
 
     async def _take(
-        self, answers: _Answers, index: int, *, meeting: bool
+        self, answers: _Answers, index: int, reading: Reading, until: Until
     ) -> list[kvstore_pb2.GetResponse]:
-        """What has come; empty when the engine got there first."""
+        """What has come; empty when it is not to be waited for any more."""
         while not self.met(index):
+            left_s = until.overdue_s - reading.read_s
+            if left_s <= 0:
+                break
+            if until.met:
+                left_s = min(left_s, MEETING_INTERVAL_S)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(MEETING_INTERVAL_S if meeting else None):
+                async with asyncio.timeout(left_s if math.isfinite(left_s) else None):
                     return await answers.take()
         return []
 

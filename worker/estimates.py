@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 # One slow observation on a busy machine does not yet mean that everything has become slow.
 MOST_GROWTH = 4.0
+LEAST_READ_S = 0.001
 
 
 class Tier(enum.Enum):
@@ -31,43 +32,46 @@ class ReadCost(NamedTuple):
 
 
 class ReadEstimate:
-    """A moving estimate of a tier's cost: a line through what reads took lately.
+    """A moving estimate of a tier's cost."""
 
-    Their beginnings tell the latency, their ends the bandwidth. While all observations
-    are of one size, a weak prior decides what of their time is latency.
-    """
-
-    # Of the weight of all earlier observations, at each new one. A read may be slow by
-    # chance and never fast: one much faster than believed means that the belief was wrong.
-    KEEP = 0.9
-    KEEP_OF_WRONG = 0.5
-    PRIOR_WEIGHT = 0.002
-    PRIOR_LATENCY_S = 0.001
+    # Of the difference to what was believed, how much is believed after a read.
+    USUAL = 0.25
+    # A read may be slow by chance, and never fast: one that takes less than half is believed
+    # at once, one that takes more than twice as long mostly, if the one before it did too.
+    SURPRISE = 2.0
+    SLOW_AGAIN = 0.8
+    FIRST_LATENCY_S = 0.001
 
     def __init__(self) -> None:
-        self.num_observed = 0
+        self.num_reads = 0
         self.observed_s = -math.inf
         self._hint: ReadCost | None = None
-        self._sums = _Sums()
+        self._latency_s: float | None = None
+        self._block_s = 0.0
+        self._was_slow = False
 
     @property
     def cost(self) -> ReadCost | None:
         """None: nothing is known."""
-        return self._fit() if self.num_observed else self._hint
+        if not self.num_reads:
+            return self._hint
+        return ReadCost(self._known_latency_s, self._block_s)
 
     def hint(self, cost: ReadCost) -> None:
         """What somebody else has measured; own reads count more."""
         self._hint = cost
 
-    def observe(self, num_blocks: int, read_s: float, now_s: float) -> None:
-        """Of a read, these blocks had come after this time. 0 blocks: the first is about to."""
-        cost, keep = self.cost, self.KEEP
-        if cost is not None:
-            known_s = cost.latency_s + num_blocks * cost.block_s
-            keep = self.KEEP_OF_WRONG if read_s < known_s / 2 else self.KEEP
-            read_s = min(read_s, MOST_GROWTH * max(known_s, 1e-4))
-        self._sums.add(num_blocks, read_s, weight=1 / max(1, num_blocks), keep=keep)
-        self.num_observed += 1
+    def observe(
+        self, num_blocks: int, read_s: float, now_s: float, *, latency_s: float | None = None
+    ) -> None:
+        """A read of at least one block. `latency_s`: until the first was there to be copied."""
+        if latency_s is not None:
+            self._observe_latency(latency_s)
+        block_s = max(0.0, read_s - self._known_latency_s) / num_blocks
+        if self.num_reads:
+            block_s = self._weigh(num_blocks, block_s)
+        self._block_s = block_s
+        self.num_reads += 1
         self.observed_s = now_s
 
     def observe_wait(self, waited_s: float, now_s: float) -> None:
@@ -76,19 +80,34 @@ class ReadEstimate:
         if cost is None or waited_s > cost.of(1):
             self.observe(1, waited_s, now_s)
 
-    def _fit(self) -> ReadCost:
-        """Least squares; neither part is negative."""
-        sums = self._sums
-        weight = sums.weight + self.PRIOR_WEIGHT  # the prior: no blocks, PRIOR_LATENCY_S
-        time = sums.y + self.PRIOR_WEIGHT * self.PRIOR_LATENCY_S
-        spread = weight * sums.xx - sums.x**2
-        block_s = (weight * sums.xy - sums.x * time) / spread if spread else 0.0
-        latency_s = (time - block_s * sums.x) / weight
-        if latency_s < 0:
-            return ReadCost(0.0, sums.xy / sums.xx)
-        if block_s < 0:
-            return ReadCost(time / weight, 0.0)
-        return ReadCost(latency_s, block_s)
+    @property
+    def _known_latency_s(self) -> float:
+        if self._latency_s is not None:
+            return self._latency_s
+        return self._hint.latency_s if self._hint else self.FIRST_LATENCY_S
+
+    def _observe_latency(self, latency_s: float) -> None:
+        known_s = self._latency_s
+        if known_s is None:
+            self._latency_s = latency_s
+        else:
+            clipped_s = min(latency_s, MOST_GROWTH * known_s)
+            self._latency_s = known_s + self.USUAL * (clipped_s - known_s)
+
+    def _weigh(self, num_blocks: int, block_s: float) -> float:
+        known_s = self._block_s
+        # Less than this is noise.
+        least_s = LEAST_READ_S / num_blocks
+        is_slow = block_s > self.SURPRISE * max(known_s, least_s)
+        share = self.USUAL
+        if is_slow and self._was_slow:
+            share = self.SLOW_AGAIN
+        elif is_slow:
+            block_s = min(block_s, MOST_GROWTH * max(known_s, least_s))
+        elif block_s < known_s / self.SURPRISE:
+            share = 1.0
+        self._was_slow = is_slow
+        return known_s + share * (block_s - known_s)
 
 
 class ComputeEstimate:
@@ -112,8 +131,8 @@ class ComputeEstimate:
         known_s = self.of(start, num_tokens)
         if known_s is not None:
             token_s = min(token_s, MOST_GROWTH * known_s / num_tokens)
-        keep = 0.5 ** min(1.0, num_tokens / self.HALF_LIFE_TOKENS)
-        self._sums.add(start + num_tokens / 2, token_s, weight=num_tokens, keep=keep)
+        self._sums.decay(0.5 ** min(1.0, num_tokens / self.HALF_LIFE_TOKENS))
+        self._sums.add(start + num_tokens / 2, token_s, weight=num_tokens)
 
     def of(self, start: int, num_tokens: int) -> float | None:
         """Seconds for the tokens at positions start..; None: nothing is known."""
@@ -130,15 +149,22 @@ class ComputeEstimate:
 
 
 class _Sums:
-    """Weighted sums over points (x, y), of which the latest count most."""
+    """Weighted sums over points (x, y)."""
 
     def __init__(self) -> None:
         self.weight = self.x = self.xx = self.y = self.xy = 0.0
 
-    def add(self, x: float, y: float, *, weight: float, keep: float) -> None:
-        """`keep`: what all earlier points are worth from now on."""
-        self.weight = keep * self.weight + weight
-        self.x = keep * self.x + weight * x
-        self.xx = keep * self.xx + weight * x * x
-        self.y = keep * self.y + weight * y
-        self.xy = keep * self.xy + weight * x * y
+    def add(self, x: float, y: float, *, weight: float) -> None:
+        self.weight += weight
+        self.x += weight * x
+        self.xx += weight * x * x
+        self.y += weight * y
+        self.xy += weight * x * y
+
+    def decay(self, keep: float) -> None:
+        """What all points so far are worth from now on."""
+        self.weight *= keep
+        self.x *= keep
+        self.xx *= keep
+        self.y *= keep
+        self.xy *= keep

@@ -73,6 +73,8 @@ class Plan(NamedTuple):
     wait_s: float = 0.0
     # Only to learn how fast the tier is.
     probe: bool = False
+    # For its blocks another plan counts: it did not hold, or came after one that did not.
+    superseded: bool = False
 
     @property
     def best_other_s(self) -> float:
@@ -96,7 +98,11 @@ def expect(missing: Missing, read: ReadCost, engine: EngineCost) -> Expected:
 def decide(missing: Missing, read: ReadCost, engine: EngineCost) -> Plan:
     """The way that is expected to take least; computing, when others take as long."""
     expected = expect(missing, read, engine)
-    decision = min(Decision, key=expected.of)  # the first of equals
+    decision = Decision.BOTH if expected.both_s < expected.compute_s else Decision.COMPUTE
+    # A block that comes just after a step has begun costs a whole step: half, on average.
+    at_once_s = expected.both_s + engine.step_s / 2
+    if expected.load_s < min(expected.compute_s, at_once_s):
+        decision = Decision.LOAD
     num_blocks, done = {
         Decision.COMPUTE: (0, "computed"),
         Decision.LOAD: (missing.num_blocks, "loaded"),

@@ -11,9 +11,9 @@ from worker.loading import Decision, EngineCost, Expected, Missing, Plan, decide
 # Blocks read to learn how fast a tier is, before a whole chain is entrusted to it.
 PROBE_BLOCKS = 4
 # An estimate that keeps requests from loading is looked at again after this time, or at
-# once while it rests on fewer observations.
+# once while it rests on fewer reads.
 STALE_AFTER_S = 10.0
-ENOUGH_OBSERVATIONS = 8
+ENOUGH_READS = 4
 
 
 @dataclass(slots=True)
@@ -86,14 +86,20 @@ class LoadPlanner:
         self.tally.count(plan)
         return plan
 
-    def plan(self, missing: Missing, engine: EngineCost, now_s: float) -> Plan:
-        """Never entrusts a whole chain to a tier that nothing is known of."""
-        read = self._reads[missing.tier]
+    def plan(
+        self, missing: Missing, engine: EngineCost, now_s: float, *, least_block_s: float = 0.0
+    ) -> Plan:
+        """Never entrusts a whole chain to a tier that nothing is known of.
+
+        `least_block_s`: what a block takes just now, whatever it took lately.
+        """
+        cost = self._reads[missing.tier].cost
         engine = self._with_imports(engine)
-        if read.cost is None:
+        if cost is None:
             plan = self._first_probe(missing, engine)
         else:
-            plan = decide(missing, read.cost, engine)
+            cost = cost._replace(block_s=max(cost.block_s, least_block_s))
+            plan = decide(missing, cost, engine)
             if plan.decision is Decision.COMPUTE:
                 plan = self._look_again(plan, missing, now_s)
         self.tally.count(plan)
@@ -112,7 +118,7 @@ class LoadPlanner:
         self._import_block_s *= 0.98
         read = self._reads[missing.tier]
         age_s = now_s - read.observed_s
-        if age_s <= STALE_AFTER_S and read.num_observed >= ENOUGH_OBSERVATIONS:
+        if age_s <= STALE_AFTER_S and read.num_reads >= ENOUGH_READS:
             return plan
         # Beside the computing, from the tail: it costs the request nothing.
         count = min(self._probe_blocks, missing.num_blocks, missing.room)

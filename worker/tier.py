@@ -146,7 +146,7 @@ class KvTier(Resource):
             self._planner.compute.observe(max(0, start), num_evaluated, first.prefill_s)
         if not load.missing_blocks:
             return 0.0
-        if load.decision is Decision.LOAD and load.loaded_blocks:
+        if load.decision is Decision.LOAD and load.loaded_blocks == load.missing_blocks:
             rest_s = max(0.0, first.kv_load_s - load.load_ms / 1e3)
             self._planner.observe_import(load.loaded_blocks, rest_s)
         num_computed = (load.missing_blocks - load.loaded_blocks) * block_tokens
@@ -224,7 +224,7 @@ class KvTier(Resource):
 
 def _outcome(load: ChainLoad) -> KvLoad:
     plans = load.plans
-    first = [plan for plan in plans if not plan.revised]
+    counted = [plan for plan in plans if not plan.superseded]
     decisions = {plan.decision for plan in plans}
     decision = next(
         (way for way in (Decision.BOTH, Decision.LOAD) if way in decisions), Decision.COMPUTE
@@ -238,10 +238,10 @@ def _outcome(load: ChainLoad) -> KvLoad:
         missing_blocks=load.num_missing,
         loaded_blocks=load.num_loaded,
         tail_blocks=load.num_from_tail,
-        expected_load_ms=_sum_ms(plan.expected.load_s - plan.wait_s for plan in first),
-        expected_compute_ms=_sum_ms(plan.expected.compute_s - plan.wait_s for plan in first),
+        expected_load_ms=_sum_ms(plan.expected.load_s - plan.wait_s for plan in counted),
+        expected_compute_ms=_sum_ms(plan.expected.compute_s - plan.wait_s for plan in counted),
         load_ms=load.load_s * 1e3,
-        best_other_s=sum(plan.best_other_s for plan in first),
+        best_other_s=sum(plan.best_other_s for plan in counted),
     )
 
 

@@ -27,8 +27,15 @@ DATA = Path(__file__).parent.parent / "data"
 MAX_TOKENS = 8
 NUM_CHATS = 12
 BLOCK_TOKENS = 16
-# A pool of 16 blocks: a few prompts push the others out.
-WORKER = {"num_slots": 8, "max_context_tokens": 512, "num_cache_blocks": 16, "threads": 1}
+# A pool of 16 blocks: a few prompts push the others out. Through the inbox of 6 a long
+# prompt comes in several imports.
+WORKER = {
+    "num_slots": 8,
+    "max_context_tokens": 512,
+    "num_cache_blocks": 16,
+    "num_inbox_blocks": 6,
+    "threads": 1,
+}
 Chat = list[dict[str, str]]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -25,6 +25,7 @@ from tests.worker.tiers import (
     working,
 )
 from worker.loading import Decision
+from worker.planner import PROBE_BLOCKS
 
 # Of a block in Redis, header included, about.
 BLOCK_BYTES = 4400
@@ -81,10 +82,9 @@ async def test_blocks_come_while_a_request_waits_for_a_slot(
         async with busy(worker):
             waiting = asyncio.create_task(worker.generate(prompt_of(1)))
             await until(lambda: worker.tier.stats.blocks_loaded > 0)
-            num_running, num_waiting, *_ = worker.front.hub.load
+            await until(lambda: worker.front.hub.load.num_waiting == 1)
         answer = await waiting
 
-    assert (num_running, num_waiting) == (1, 1)
     assert [answer.token_ids] == computed
     assert answer.load.loaded_blocks == NUM_BLOCKS
 
@@ -220,14 +220,15 @@ async def test_a_redis_that_is_too_slow_is_left_alone() -> None:
             working(config, under.control.address) as worker,
         ):
             await worker.generate(prompt_of(3))
-            # The first learns how slow it is, no longer than computing takes.
+            # The first learns how slow it is, in less time than computing takes.
             answers = [await worker.generate(prompt_of(name)) for name in (1, 2)]
 
     assert [answer.token_ids for answer in answers] == under.computed
-    assert answers[0].load.reason.endswith("timeout")
+    assert answers[0].load.reason.startswith("4 blocks loaded to learn how fast L2 is; ")
     assert answers[1].load.decision is Decision.COMPUTE
-    assert answers[1].load.expected_load_ms > answers[1].load.expected_compute_ms > 0
-    assert answers[1].first.evaluated_prompt_tokens == NUM_TOKENS
+    for answer in answers:
+        assert answer.load.expected_load_ms > answer.load.expected_compute_ms > 0
+        assert answer.load.loaded_blocks <= PROBE_BLOCKS
 
 
 async def test_the_load_of_a_cancelled_request_stops_at_the_redis() -> None:

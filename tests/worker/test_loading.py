@@ -53,8 +53,12 @@ def test_no_way_is_chosen_whose_estimate_is_worse(
 ) -> None:
     plan = decide(what, read, engine)
 
-    assert plan.expected.of(plan.decision) == min(plan.expected[:3])
-    assert plan.expected.of(plan.decision) <= plan.best_other_s + plan.wait_s + 1e-12
+    expected = plan.expected
+    # Half a step is what doing both at once may take longer than expected.
+    spare_s = engine.step_s / 2 if plan.decision is Decision.LOAD else 0.0
+    assert expected.of(plan.decision) <= min(expected.compute_s, expected.load_s)
+    assert expected.of(plan.decision) <= expected.both_s + spare_s
+    assert expected.of(plan.decision) <= plan.best_other_s + plan.wait_s + spare_s + 1e-12
 
 
 @given(

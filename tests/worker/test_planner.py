@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.worker.test_loading import ENGINE, ENGINES, missing
 from worker.estimates import ReadCost, Tier
 from worker.loading import Decision, EngineCost, Expected, Plan, expect
-from worker.planner import ENOUGH_OBSERVATIONS, PROBE_BLOCKS, STALE_AFTER_S, LoadPlanner, Tally
+from worker.planner import ENOUGH_READS, PROBE_BLOCKS, STALE_AFTER_S, LoadPlanner, Tally
 
 
 @given(st.integers(1, 500), st.integers(1, 500), ENGINES)
@@ -39,7 +39,7 @@ def test_after_the_probe_the_rest_is_decided() -> None:
 
 def test_a_tier_found_too_slow_is_looked_at_again_beside_the_computing() -> None:
     planner = LoadPlanner()
-    for _ in range(ENOUGH_OBSERVATIONS):
+    for _ in range(ENOUGH_READS):
         planner.read(Tier.L2).observe(4, 10.0, 0.0)
 
     soon = planner.plan(missing(20), ENGINE, STALE_AFTER_S - 1)

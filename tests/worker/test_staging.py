@@ -109,15 +109,12 @@ async def test_a_request_that_is_held_takes_what_has_come_when_its_slots_are_nee
     with front.submit(PROMPT, source=Source.HOLD) as stream:
         await stream.started()
         stage(front, stream, computed, 0, 1)
-        await asyncio.sleep(0.05)
-        held = front.inbox.num_slots - front.inbox.num_free
         stream.stage([], flush=True)
         await until(lambda: front.inbox.num_free == front.inbox.num_slots)
         stage(front, stream, computed, 2, 3, 4, 5)
         stream.loading_ended()
         answer = await asyncio.wait_for(read(stream), 20)
 
-    assert held == 2
     assert answer == computed.answer
     await until(lambda: front.num_held == 0)
     assert front.hub.load.prompt_tokens_evaluated == 4
