@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from firsttoken.client import MeshClient
-from services.bench import eviction, handoff, migration, redis, restart, transports
+from services.bench import eviction, handoff, loading, migration, redis, restart, transports
 from services.cli.figures import show_figures
 from services.cli.plans import run_quiet_mesh
 from services.cli.restarts import RestartPolicy
@@ -69,6 +69,7 @@ PARTS = {
             _on_mesh, transports.measure, transports.CONFIG, num_workers=1, num_prefill_workers=1
         ),
     ),
+    "loading": Part("load or recompute beside an oracle, on a throttled Redis", loading.measure),
     "restart": Part(
         "what Redis gives back when all workers and the KV store died",
         partial(_on_mesh, restart.measure, MeshConfig()),
