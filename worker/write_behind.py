@@ -90,8 +90,7 @@ class WriteBehind:
                 self.counters.num_writing += 1
         self._awake.set()
 
-    def note_present(self, storage_keys: Iterable[bytes]) -> None:
-        """They came out of the store."""
+    def _note_present(self, storage_keys: Iterable[bytes]) -> None:
         for key in storage_keys:
             self._present[key] = None
         while len(self._present) > MAX_PRESENT:
@@ -222,7 +221,7 @@ class WriteBehind:
         num_refused = states[kvstore_pb2.RESERVATION_STATE_REFUSED]
         self.counters.num_present += num_present
         self._drop("refused", num_refused)
-        self.note_present(
+        self._note_present(
             reservation.storage_key
             for reservation in reservations
             if reservation.state == kvstore_pb2.RESERVATION_STATE_PRESENT
@@ -272,7 +271,7 @@ class WriteBehind:
         num_stored = (await _read(call)).committed.num_blocks
         self.counters.num_stored += num_stored
         self._drop("not committed", len(blocks) - num_stored)
-        self.note_present(block.storage_key for block in blocks)
+        self._note_present(block.storage_key for block in blocks)
 
 
 async def _read(call: Any) -> kvstore_pb2.PutResponse:

@@ -237,16 +237,19 @@ def records_of(store: KvStoreNode) -> list[Record]:
 # --- what goes away
 
 
-async def test_a_store_that_is_killed_while_blocks_are_read_fails_nothing(
-    control: ControlNode, store_process: Running
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+async def test_a_store_that_ends_while_blocks_are_read_fails_nothing(
+    control: ControlNode, store_process: Running, how: signal.Signals
 ) -> None:
     names = range(3)
     computed = await fill(control, *names)
-    async with working(CONFIG, control.address) as worker:
+    async with working(config_of(num_inbox_blocks=4), control.address) as worker:
         answers = [asyncio.create_task(worker.generate(prompt_of(name))) for name in names]
         await until(lambda: worker.tier.stats.blocks_loaded > 0)
-        store_process.send(signal.SIGKILL)
+        store_process.send(how)
         done = [await answer for answer in answers]
+        if how is signal.SIGSTOP:
+            store_process.send(signal.SIGCONT)
 
     assert [answer.token_ids for answer in done] == computed
 
