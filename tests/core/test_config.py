@@ -64,7 +64,7 @@ def test_a_number_that_is_none_is_refused(value: float) -> None:
         (
             {"xyz": 1},
             "xyz",
-            "is no setting; known here: mesh, control, tokenizer, router, worker, telemetry, debug",
+            "is no setting; known here: mesh, control, tokenizer, router, worker, kvstore, telemetry, debug",
         ),
         (
             {"mesh": {"xyz": 1}},
@@ -184,7 +184,9 @@ def test_a_change_of_something_unknown_lists_only_its_own_section() -> None:
         "is no setting; known here: telemetry.otlp_endpoint, telemetry.sample_ratio,"
         " telemetry.log_level"
     )
-    assert top.endswith("known here: mesh, control, tokenizer, router, worker, telemetry, debug")
+    assert top.endswith(
+        "known here: mesh, control, tokenizer, router, worker, kvstore, telemetry, debug"
+    )
     assert worker.endswith("worker.max_waiting, worker.simulated")
 
 
