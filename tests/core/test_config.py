@@ -64,7 +64,8 @@ def test_a_number_that_is_none_is_refused(value: float) -> None:
         (
             {"xyz": 1},
             "xyz",
-            "is no setting; known here: mesh, control, tokenizer, router, worker, kvstore, telemetry, debug",
+            "is no setting; known here: mesh, control, tokenizer, router, worker, kvstore,"
+            " telemetry, debug",
         ),
         (
             {"mesh": {"xyz": 1}},
