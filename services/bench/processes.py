@@ -1,11 +1,12 @@
-"""Processes of a mesh, to be killed by a benchmark."""
+"""Processes of a mesh, to be killed or held up by a benchmark."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
@@ -24,10 +25,34 @@ async def list_members(
 def kill(members: Sequence[control_pb2.Member], control: str) -> None:
     """All at once. Raises StartupError, and kills nothing, where one is not of this machine."""
     for member in members:
-        if control not in _command_line(member.pid):
-            raise StartupError(f"process {member.pid} of the mesh at {control} is not on this host")
+        require_here(member, control)
     for member in members:
         os.kill(member.pid, signal.SIGKILL)
+
+
+@contextmanager
+def stopped(pids: Sequence[int]) -> Iterator[None]:
+    """Meanwhile they stand still."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def family(member: control_pb2.Member, control: str) -> list[int]:
+    """Its process, and those that it has started. Raises StartupError: not of this machine."""
+    require_here(member, control)
+    children = Path(f"/proc/{member.pid}/task/{member.pid}/children").read_text()
+    return [member.pid, *map(int, children.split())]
+
+
+def require_here(member: control_pb2.Member, control: str) -> None:
+    if control not in _command_line(member.pid):
+        raise StartupError(f"process {member.pid} of the mesh at {control} is not on this host")
 
 
 async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
