@@ -28,6 +28,7 @@ from worker.messages import (
     Compute,
     CoreLoad,
     Failed,
+    Fetch,
     FirstToken,
     FirstTokenTimes,
     FreeOutbox,
@@ -47,6 +48,10 @@ from worker.pool import BlockPool, NewBlock
 from worker.reports import Counters, PendingReport
 from worker.sampling import Row, Sampled, sample
 from worker.scheduler import Planned, Scheduler, Sequence, StepBudget
+from worker.transfers import Transfers
+
+# An engine that moves KV by itself tells no event.
+TRANSFER_POLL_S = 0.001
 
 
 class EngineCore:
@@ -67,6 +72,7 @@ class EngineCore:
         )
         self._delay_ms: DelaySettings = config.debug.delay_ms
         self._outbox = Outbox(engine, arena, early_blocks=config.worker.handoff_export_blocks)
+        self._transfers = Transfers(engine.transport)
         self._counters = Counters()
         self._pending = PendingReport()
 
@@ -74,7 +80,8 @@ class EngineCore:
         """Until the front closes the link."""
         moved = False
         while True:
-            self._obey(self._link.receive(block=not moved))
+            self._obey(self._link.receive(wait_s=0 if moved else self._patience_s()))
+            self._pending.transfers += self._transfers.settle()
             self._admit()
             self._join_all()
             planned = self._scheduler.plan(self._budget, self._start)
@@ -82,6 +89,10 @@ class EngineCore:
                 self._step(planned)
             self._publish()
             moved = self._settle(planned) or bool(planned)
+
+    def _patience_s(self) -> float | None:
+        """How long to wait for the front with nothing else to do."""
+        return TRANSFER_POLL_S if self._transfers.any else None
 
     def _obey(self, commands: list[Command]) -> None:
         for command in commands:
@@ -98,7 +109,13 @@ class EngineCore:
                     if sequence is not None:
                         if isinstance(command, Compute):
                             _count_hold(sequence)
+                        if isinstance(command, LoadingEnded):
+                            self._transfers.give_up(sequence)
                         sequence.advise(command)
+                case Fetch():
+                    sequence = self._scheduler.find(command.request_id)
+                    if sequence is not None and sequence.started:
+                        self._transfers.fetch(sequence, command.params)
                 case FreeOutbox():
                     self._outbox.free(command.slots)
                 case Settings():
@@ -230,12 +247,16 @@ class EngineCore:
             )
         finish = sequence.finish_after(sampled.token_id, self._info)
         sequence.answer.append(sampled.token_id)
-        self._pending.tokens.append(
-            Token(sequence.request_id, sampled.token_id, finish, sampled.logprobs, first, began_s)
-        )
         sequence.finished = bool(finish) or sequence.for_another
-        if finish:
+        params = None
+        if finish or sequence.submit.offer:
             self._outbox.forgive(sequence)
+        if not finish and sequence.submit.offer:
+            params = self._transfers.offer(sequence, sampled.token_id)
+        token = Token(
+            sequence.request_id, sampled.token_id, finish, sampled.logprobs, first, began_s, params
+        )
+        self._pending.tokens.append(token)
 
     def _publish(self) -> None:
         events = self._pool.take_events()
@@ -259,11 +280,15 @@ class EngineCore:
             first = work.wants_logits and sequence.num_answered == 1
             if (first or sequence.finished) and not sequence.for_another:
                 self._keep(sequence)
-        ended = [each for each in running if each.finished and not self._outbox.owes(each)]
+        ended = [each for each in running if each.finished and not self._is_awaited(each)]
         for sequence in ended:
             self._release(sequence.request_id)
         self._publish()
         return bool(ended)
+
+    def _is_awaited(self, sequence: Sequence) -> bool:
+        """Another worker has not yet got all its KV."""
+        return self._outbox.owes(sequence) or sequence.transferring
 
     def _keep(self, sequence: Sequence) -> None:
         """Export the full blocks that the pool lacks."""
@@ -304,6 +329,7 @@ class EngineCore:
         if sequence.for_another and sequence.finished:
             self._keep(sequence)  # not before: the other worker waits for it
         if sequence.slot >= 0:
+            self._transfers.give_up(sequence)
             self._engine.clear(sequence.slot)
         self._pending.inbox_freed += [block.inbox_slot for block in sequence.staged.values()]
         self._pending.released.append(request_id)

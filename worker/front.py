@@ -162,6 +162,7 @@ class EngineFront:
         source: Source = Source.COMPUTE,
         export_from: int | None = None,
         export_credit: int = 0,
+        offer: bool = False,
     ) -> Iterator[TokenStream]:
         """Run one request. Leaving the context ends it, whatever state it is in.
 
@@ -193,6 +194,7 @@ class EngineFront:
                 source=source,
                 export_from=export_from,
                 export_credit=export_credit,
+                offer=offer,
             )
         )
         try:
@@ -328,6 +330,9 @@ class EngineFront:
                 stream.export(block)
             elif self._link is not None:
                 self._link.send(FreeOutbox((block.outbox_slot,)))
+        for request_id, error in report.transfers:
+            if (stream := self._streams.get(request_id)) is not None:
+                stream.end_transfer(error)
         self._free_inbox(report.inbox_freed)
         if report.stored:
             for callback in self._on_stored:

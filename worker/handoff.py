@@ -22,7 +22,6 @@ from firsttoken.worker.v1 import worker_pb2
 from services.core.config import WorkerSettings
 from services.runtime.channels import Channels
 from worker.copying import Copier
-from worker.engines.contract import Bytes
 from worker.front import EngineFront
 from worker.messages import Token, TokenLogprobs
 from worker.origin import Origin
@@ -39,6 +38,11 @@ METHOD = f"/{SERVICE_NAME}/Prefill"
 
 _log = logging.getLogger(__name__)
 
+_NAMES = {
+    worker_pb2.KV_TRANSPORT_SHARED_MEMORY: "shared_memory",
+    worker_pb2.KV_TRANSPORT_GRPC: "grpc",
+    worker_pb2.KV_TRANSPORT_ENGINE: "engine",
+}
 _FINISH = {
     common_pb2.FINISH_REASON_UNSPECIFIED: "",
     common_pb2.FINISH_REASON_STOP: "stop",
@@ -86,7 +90,7 @@ class Handoffs:
     def why_not(self, prompt: Prompt, num_cached_blocks: int) -> str:
         """Empty when a hand-off pays."""
         block_tokens = self._front.info.block_tokens
-        uncached = len(prompt.token_ids) - num_cached_blocks * block_tokens
+        uncached = prompt.num_tokens - num_cached_blocks * block_tokens
         threshold = self._settings().handoff_min_tokens or self.cost.threshold_tokens(
             prefill_tokens_per_s=self._front.hub.load.prefill_tokens_per_s,
             block_tokens=block_tokens,
@@ -109,31 +113,28 @@ class Handoffs:
         if member is None:
             raise HandoffFailed("the prefill worker is gone")
         mapped = await self._memory.outbox(member.memory_socket)
-        outbox = self._choose(mapped, member)
-        num_tokens = len(request.token_ids) // 4
-        taker = BlockTaker(self._front, self._copier, stream, num_cached_blocks, num_tokens)
+        start = self._start(request, num_cached_blocks, member, same_host=mapped is not None)
+        num_tokens = (len(request.token_ids) + len(request.answer_ids)) // 4
+        taker = BlockTaker(self._front, self._copier, stream, start, num_tokens, mapped)
         call = None
         try:
             async with self._patience() as patience:
                 await taker.reserve()
-                start = self._start(request, taker, outbox)
                 called_s = time.monotonic()
-                call = self._prefill(member.address)(taker.requests(start), metadata=metadata)
+                call = self._prefill(member.address)(taker.requests(), metadata=metadata)
                 async for received in call:
-                    response = received.response
                     patience.reschedule(self._deadline_s())
-                    if response.HasField("blocks"):
-                        await taker.take(received, outbox)
-                    if not response.HasField("first_token"):
-                        continue
-                    origin.path.prefill_worker_id = member.id
-                    origin.hand_off(
-                        response.first_token,
-                        submitted_s=submitted_s,
-                        called_s=called_s,
-                        same_clock=mapped is not None,
-                    )
-                    stream.first_token(_to_token(stream.request_id, response.first_token))
+                    if (first := _first_token(received)) is not None:
+                        origin.path.prefill_worker_id = member.id
+                        origin.path.transport = _NAMES[start.transport]
+                        origin.hand_off(
+                            first,
+                            submitted_s=submitted_s,
+                            called_s=called_s,
+                            same_clock=mapped is not None,
+                        )
+                        stream.first_token(_to_token(stream.request_id, first))
+                    await taker.take(received)
         except DecodeError as error:
             raise HandoffFailed(f"{member.id}: {error}") from error
         except grpc.aio.AioRpcError as error:
@@ -164,23 +165,52 @@ class Handoffs:
         return asyncio.get_running_loop().time() + self._settings().handoff_timeout_ms / 1e3
 
     def _start(
-        self, request: worker_pb2.GenerateRequest, taker: BlockTaker, outbox: Bytes | None
+        self,
+        request: worker_pb2.GenerateRequest,
+        num_cached_blocks: int,
+        member: control_pb2.Member,
+        *,
+        same_host: bool,
     ) -> worker_pb2.PrefillStart:
-        by_memory, by_grpc = worker_pb2.KV_TRANSPORT_SHARED_MEMORY, worker_pb2.KV_TRANSPORT_GRPC
+        transport = choose_transport(
+            self._settings().handoff_transport,
+            same_host=same_host,
+            ours=self._front.info.transport,
+            theirs=member.worker.engine_transport,
+        )
         return worker_pb2.PrefillStart(
             request=request,
-            first_block=taker.first_block,
-            credit_blocks=taker.num_credited,
-            transport=by_grpc if outbox is None else by_memory,
+            first_block=num_cached_blocks,
+            transport=transport,
             fingerprint=self._front.info.fingerprint.hex(),
         )
 
-    def _choose(self, mapped: Bytes | None, member: control_pb2.Member) -> Bytes | None:
-        """The prefill worker's outbox, if KV comes that way. `mapped`: if it is on this host."""
-        transport = self._settings().handoff_transport
-        if mapped is None and transport == "shared_memory":
-            raise HandoffFailed(f"{member.id} is on another host (worker.handoff_transport)")
-        return None if transport == "grpc" else mapped
+
+def choose_transport(
+    setting: str, *, same_host: bool, ours: str, theirs: str
+) -> worker_pb2.KvTransport.ValueType:
+    """`ours`, `theirs`: how the two engines move KV by themselves. Pure.
+
+    Raises HandoffFailed when it cannot be as `setting` wants it.
+    """
+    engines_can = bool(ours) and ours == theirs
+    if setting == "engine" and not engines_can:
+        raise HandoffFailed(
+            f"the engines cannot move KV ({ours or 'none'} here, {theirs or 'none'} there;"
+            " worker.handoff_transport)"
+        )
+    if setting == "shared_memory" and not same_host:
+        raise HandoffFailed("it is on another host (worker.handoff_transport)")
+    if engines_can and setting in ("auto", "engine"):
+        return worker_pb2.KV_TRANSPORT_ENGINE
+    if same_host and setting in ("auto", "shared_memory"):
+        return worker_pb2.KV_TRANSPORT_SHARED_MEMORY
+    return worker_pb2.KV_TRANSPORT_GRPC
+
+
+def _first_token(received: Received) -> worker_pb2.FirstToken | None:
+    response = received.response
+    return response.first_token if response.HasField("first_token") else None
 
 
 def _to_token(request_id: int, first: worker_pb2.FirstToken) -> Token:

@@ -30,10 +30,13 @@ class CoreLink:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
-    def receive(self, *, block: bool) -> list[Command]:
-        """All commands that have arrived; waits for one if `block`. Raises LinkClosed."""
+    def receive(self, *, wait_s: float | None) -> list[Command]:
+        """All commands that have arrived; waits for one so long, None: for ever.
+
+        Raises LinkClosed.
+        """
         commands: list[Command] = []
-        while (block and not commands) or self._readable():
+        while self._readable(0 if commands else wait_s):
             (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
             commands += pickle.loads(self._read(length))
         return commands
@@ -46,8 +49,8 @@ class CoreLink:
         except OSError as error:
             raise LinkClosed from error
 
-    def _readable(self) -> bool:
-        return bool(select.select([self._connection], [], [], 0)[0])
+    def _readable(self, wait_s: float | None) -> bool:
+        return bool(select.select([self._connection], [], [], wait_s)[0])
 
     def _read(self, length: int) -> bytearray:
         data = bytearray(length)

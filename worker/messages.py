@@ -16,7 +16,7 @@ import numpy.typing as npt
 from services.core.config import DelaySettings
 from services.core.sampling import Sampling
 from worker.arena import ArenaLayout
-from worker.engines.contract import EngineInfo
+from worker.engines.contract import DisaggregatedParams, EngineInfo
 
 # --- front to core
 
@@ -47,6 +47,8 @@ class Submit(NamedTuple):
     export_from: int | None = None
     # Blocks that may be exported before MoreCredit: the other worker has room for them.
     export_credit: int = 0
+    # The engines move that KV themselves.
+    offer: bool = False
 
 
 class Cancel(NamedTuple):
@@ -96,6 +98,13 @@ class MoreCredit(NamedTuple):
     num_blocks: int
 
 
+class Fetch(NamedTuple):
+    """Have the engine fetch the prompt's KV from another one; TransferDone says how it went."""
+
+    request_id: int
+    params: DisaggregatedParams
+
+
 class FreeOutbox(NamedTuple):
     """These slots have been read."""
 
@@ -118,6 +127,7 @@ Command: TypeAlias = (
     | LoadingEnded
     | FirstToken
     | MoreCredit
+    | Fetch
     | FreeOutbox
     | Settings
 )
@@ -169,6 +179,8 @@ class Token(NamedTuple):
     first: FirstTokenTimes | None
     # When the step that gave it began.
     began_s: float = 0.0
+    # For another worker: what its engine needs to fetch the KV.
+    params: DisaggregatedParams | None = None
 
 
 class CoreLoad(NamedTuple):
@@ -224,6 +236,13 @@ class ExportedBlock(NamedTuple):
     checksum: bytes
 
 
+class TransferDone(NamedTuple):
+    """Engines have moved a prompt's KV, from here or to here; or not, and why."""
+
+    request_id: int
+    error: str
+
+
 class StepReport(NamedTuple):
     """All that one turn of the loop produced."""
 
@@ -239,6 +258,7 @@ class StepReport(NamedTuple):
     exported: list[ExportedBlock]
     # Inbox slots whose blocks are in the engine, or are not needed.
     inbox_freed: list[int]
+    transfers: list[TransferDone]
 
 
 Report: TypeAlias = Ready | Failed | StepReport

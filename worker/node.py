@@ -193,4 +193,5 @@ def _capacity(info: EngineInfo, role: Role) -> control_pb2.WorkerCapacity:
         block_tokens=info.block_tokens,
         fingerprint=info.fingerprint.hex(),
         role=control_pb2.WorkerRole.Value(f"WORKER_ROLE_{role.upper()}"),
+        engine_transport=info.transport,
     )

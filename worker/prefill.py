@@ -38,7 +38,7 @@ async def serve_prefill(
     ledger = Ledger(time.monotonic())
     start = await _read_start(requests, front)
     prompt = check_request(start.request, front.info)
-    num_blocks = -(-len(prompt.token_ids) // front.info.block_tokens)
+    num_blocks = -(-prompt.num_tokens // front.info.block_tokens)
     if start.first_block >= num_blocks:
         raise InvalidArgument.of(
             "start.first_block", f"must be below {num_blocks}; got {start.first_block}"
@@ -50,12 +50,13 @@ async def serve_prefill(
         source=source,
         export_from=start.first_block,
         export_credit=start.credit_blocks,
+        offer=start.transport == worker_pb2.KV_TRANSPORT_ENGINE,
     ) as stream:
         num_blocks -= start.first_block
         sender = BlockSender(front, copier, stream, start, num_blocks, context, timeout_s=timeout_s)
         reading = asyncio.ensure_future(sender.read_taken(requests))
         beating = asyncio.ensure_future(sender.send_progress())
-        sending = asyncio.ensure_future(sender.send_blocks())
+        sending = asyncio.ensure_future(sender.send())
         try:
             async with sources.bring(stream, source, start.request, prompt, origin, context):
                 token = await _first_token(stream, ledger, origin)
@@ -84,7 +85,10 @@ async def _read_start(
                 f"must be {fingerprint}: other KV cannot be exchanged;"
                 f" got {request.start.fingerprint}",
             )
-        if not request.start.credit_blocks:
+        by_engine = request.start.transport == worker_pb2.KV_TRANSPORT_ENGINE
+        if by_engine and not front.info.transport:
+            raise InvalidArgument.of("start.transport", f"{front.info.name} cannot move KV itself")
+        if not by_engine and not request.start.credit_blocks:
             raise InvalidArgument.of("start.credit_blocks", "must be at least 1; got 0")
         # It is computed here, and not passed on.
         request.start.request.ClearField("prefill_address")

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 
-from worker.messages import CoreLoad, ExportedBlock, Progress, Started, StepReport, Token
+from worker.messages import (
+    CoreLoad,
+    ExportedBlock,
+    Progress,
+    Started,
+    StepReport,
+    Token,
+    TransferDone,
+)
 from worker.pool import BlockPool, PoolEvents
 from worker.scheduler import Scheduler
 
@@ -23,12 +31,13 @@ class PendingReport:
         self.progress: list[Progress] = []
         self.exported: list[ExportedBlock] = []
         self.inbox_freed: list[int] = []
+        self.transfers: list[TransferDone] = []
 
     def take(self, events: PoolEvents, load: CoreLoad) -> StepReport | None:
         """None when there is nothing to say. A step of prompts alone changes the load."""
         parts = (
             *(self.tokens, self.released, self.started, self.progress),
-            *(self.exported, self.inbox_freed, events.stored, events.evicted),
+            *(self.exported, self.inbox_freed, self.transfers, events.stored, events.evicted),
         )
         if load == self._reported and not any(parts):
             return None
@@ -43,6 +52,7 @@ class PendingReport:
             progress=self.progress,
             exported=self.exported,
             inbox_freed=self.inbox_freed,
+            transfers=self.transfers,
         )
         self._clear()
         return report

@@ -56,6 +56,8 @@ class Sequence:
     # Join what is staged, however little: its slots are needed.
     flush: bool = False
     finished: bool = False
+    # Engines move its KV, and nobody else may touch it.
+    transferring: bool = False
     # The next block to export for another worker, and how many it has room for. What
     # lies in the outbox can always leave it: else two workers could wait for each other.
     export_next: int = 0

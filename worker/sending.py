@@ -17,6 +17,7 @@ from worker.answer import logprobs_to_proto
 from worker.copying import Copier
 from worker.engines.contract import Bytes
 from worker.front import EngineFront
+from worker.handles import params_to_proto
 from worker.messages import ExportedBlock, Token
 from worker.stream import TokenStream
 from worker.wire import encode
@@ -37,6 +38,9 @@ _FINISH_REASONS = {
 
 class BlockSender:
     """The response stream of one call: blocks within the credit, the first token past all.
+
+    Where the engines move the KV themselves there are no blocks, and the call stays open
+    until they have done so.
 
     `timeout_s`: a decode worker that takes nothing for so long is given up (TimeoutError).
     """
@@ -68,6 +72,8 @@ class BlockSender:
         self._exported: deque[ExportedBlock] = deque()
         self._sent: deque[int] = deque()
         self._taken = asyncio.Event()
+        self._by_engine = start.transport == worker_pb2.KV_TRANSPORT_ENGINE
+        self._offered = asyncio.Event()
         # While it is the decode worker's turn.
         self._patience: asyncio.Timeout | None = None
 
@@ -110,14 +116,27 @@ class BlockSender:
         )
         if token.logprobs is not None:
             message.logprobs.CopyFrom(logprobs_to_proto(token.token_id, token.logprobs))
+        if token.params is not None:
+            message.disaggregated_params.CopyFrom(params_to_proto(token.params))
+            self._offered.set()
         await self._write(encode(worker_pb2.PrefillResponse(first_token=message)))
 
-    async def send_blocks(self) -> None:
-        """All of them; returns when the decode worker has taken them.
+    async def send(self) -> None:
+        """All blocks; returns when the decode worker, or its engine, has them."""
+        if self._by_engine:
+            await self._wait_for_engine()
+        else:
+            await self._send_blocks()
 
-        It still writes until then: grpc.aio calls it an internal error of the other
-        side when a call ends under a write.
-        """
+    async def _wait_for_engine(self) -> None:
+        """An offer is open to the decode engine as long as the call is."""
+        await self._offered.wait()
+        async with asyncio.timeout(self._timeout_s):
+            await self._stream.transferred()
+
+    async def _send_blocks(self) -> None:
+        # The decode worker still writes until it has all: grpc.aio calls it an internal
+        # error of the other side when a call ends under a write.
         while self._num_sent < self._num_blocks:
             if not self._exported:
                 await self._wait_for_exported()

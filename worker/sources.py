@@ -98,6 +98,8 @@ class KvSources:
         if origin.path.reason:
             return False
         self._tier.expect(prompt.prefix_keys, tenant=request.tenant)
+        # A short answer may end before the call does.
+        origin.path.reason = "the prompt was long enough"
         try:
             await self._handoffs.run(
                 stream, request, num_cached_blocks, origin, metadata, submitted_s
@@ -107,5 +109,4 @@ class KvSources:
             origin.path.reason = f"prefill worker lost: {failure}"
             # With its first token passed on, what is missing is only to be computed.
             return origin.path.handed_off
-        origin.path.reason = "the prompt was long enough"
         return True

@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from services.core.errors import MeshError
+from worker.engines.contract import DisaggregatedParams
 from worker.messages import (
     Command,
     Compute,
     ExportedBlock,
+    Fetch,
     FirstToken,
     FreeOutbox,
     LoadingEnded,
@@ -50,6 +52,8 @@ class TokenStream:
         self._awake = asyncio.Event()
         self._started = asyncio.Event()
         self._has_exported = asyncio.Event()
+        self._transfer_ended = asyncio.Event()
+        self._transfer_error = ""
 
     async def next(self) -> Arrival:
         """Waits for at least one token. Raises the error that ended the stream."""
@@ -86,6 +90,16 @@ class TokenStream:
         exported, self._exported = self._exported, []
         return exported
 
+    async def transferred(self) -> str:
+        """Waits until engines have moved the KV; "", or why it did not arrive.
+
+        Raises the error that ended the stream.
+        """
+        await self._transfer_ended.wait()
+        if self._error is not None:
+            raise self._error
+        return self._transfer_error
+
     def stage(self, blocks: Sequence[StagedBlock], *, flush: bool = False) -> None:
         """Hand blocks in the inbox to the core, which gives the slots back by itself.
 
@@ -105,6 +119,10 @@ class TokenStream:
         """Another worker has sampled it: it is passed on at once."""
         self._send(FirstToken(self.request_id, token.token_id))
         self.push(token, time.monotonic())
+
+    def fetch(self, params: DisaggregatedParams) -> None:
+        """Have the engine fetch the prompt's KV from the one that offers it."""
+        self._send(Fetch(self.request_id, params))
 
     def more_credit(self, num_blocks: int) -> None:
         """As many more blocks may be exported."""
@@ -129,7 +147,11 @@ class TokenStream:
         self._exported.append(block)
         self._has_exported.set()
 
+    def end_transfer(self, error: str) -> None:
+        self._transfer_error = error
+        self._transfer_ended.set()
+
     def fail(self, error: MeshError) -> None:
         self._error = error
-        for event in (self._awake, self._started, self._has_exported):
+        for event in (self._awake, self._started, self._has_exported, self._transfer_ended):
             event.set()

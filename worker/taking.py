@@ -13,6 +13,7 @@ from services.core.kvblocks import checksum
 from worker.copying import Copier
 from worker.engines.contract import Bytes
 from worker.front import EngineFront
+from worker.handles import params_from_proto
 from worker.messages import StagedBlock
 from worker.stream import TokenStream
 from worker.wire import Received
@@ -23,17 +24,24 @@ class HandoffFailed(Exception):
 
 
 class BlockTaker:
-    """Takes the blocks of one call: into the inbox, verified, and on to the core."""
+    """Takes the blocks of one call: into the inbox, verified, and on to the core.
+
+    Or has the engine fetch them, where the engines move KV themselves. `start`: what the
+    prefill worker is to be told; `outbox`: its memory, if that can be read here.
+    """
 
     def __init__(
         self,
         front: EngineFront,
         copier: Copier,
         stream: TokenStream,
-        first_block: int,
+        start: worker_pb2.PrefillStart,
         num_tokens: int,
+        outbox: Bytes | None,
     ) -> None:
-        self.first_block = first_block
+        self._start = start
+        self._outbox = outbox
+        self._by_engine = start.transport == worker_pb2.KV_TRANSPORT_ENGINE
         self._front = front
         self._copier = copier
         self._stream = stream
@@ -42,11 +50,11 @@ class BlockTaker:
             min(block_tokens, num_tokens - start) for start in range(0, num_tokens, block_tokens)
         ]
         # The block that comes next, and how many bytes of it have come.
-        self._next_block = first_block
+        self._next_block = start.first_block
         self._num_filled = 0
         self._slots: list[int] = []
         # Blocks that the prefill worker was allowed to send, all in all.
-        self.num_credited = 0
+        self._num_credited = 0
         self._taken: asyncio.Queue[worker_pb2.BlocksTaken | None] = asyncio.Queue()
 
     @property
@@ -55,28 +63,48 @@ class BlockTaker:
 
     @property
     def _num_uncredited(self) -> int:
-        return len(self._sizes) - self.first_block - self.num_credited
+        return len(self._sizes) - self._start.first_block - self._num_credited
 
-    async def reserve(self) -> int:
-        """Waits for at least one slot; how many there are."""
-        return self._credit(await self._front.inbox.acquire(self._num_uncredited))
+    async def reserve(self) -> None:
+        """Waits for room for at least one block, before the prefill worker is called.
 
-    async def requests(
-        self, start: worker_pb2.PrefillStart
-    ) -> AsyncIterator[worker_pb2.PrefillRequest]:
+        The engine has room for what it fetches itself.
+        """
+        if not self._by_engine:
+            self._start.credit_blocks = await self._acquire()
+
+    async def requests(self) -> AsyncIterator[worker_pb2.PrefillRequest]:
         """What the prefill worker is told, until `close`."""
-        yield worker_pb2.PrefillRequest(start=start)
+        yield worker_pb2.PrefillRequest(start=self._start)
         while (taken := await self._taken.get()) is not None:
             yield worker_pb2.PrefillRequest(taken=taken)
 
-    async def take(self, received: Received, outbox: Bytes | None) -> None:
-        """Raises HandoffFailed when what came is not what was to come."""
+    async def take(self, received: Received) -> None:
+        """Blocks, or where to fetch them, if a response has any.
+
+        Raises HandoffFailed when what came is not what was to come.
+        """
+        response = received.response
+        if response.first_token.HasField("disaggregated_params"):
+            await self._have_fetched(response.first_token.disaggregated_params)
+        elif response.HasField("blocks"):
+            await self._take_blocks(received)
+
+    async def _have_fetched(self, params: worker_pb2.DisaggregatedParams) -> None:
+        if not self._by_engine:
+            raise HandoffFailed("its engine would have its KV fetched, unasked")
+        self._stream.fetch(params_from_proto(params))
+        if error := await self._stream.transferred():
+            raise HandoffFailed(f"the engine could not fetch its KV: {error}")
+        self._next_block = len(self._sizes)
+
+    async def _take_blocks(self, received: Received) -> None:
         parts = self._plan(received)
         # Nobody else may have the slots while a thread writes into them, not even when
         # this call has ended meanwhile.
         slots, self._slots = self._slots, []
         await self._copier.run(
-            lambda: _copy_all(parts, outbox),
+            lambda: _copy_all(parts, self._outbox),
             num_bytes=sum(part.num_bytes for part in parts),
             on_failure=lambda: self._front.inbox.release(slots),
         )
@@ -99,7 +127,10 @@ class BlockTaker:
         # At once: others wait for the outbox, and this call perhaps for their inbox slots.
         self._tell(num_blocks=len(staged), credit_blocks=credit)
         if starving:
-            self._tell(credit_blocks=await self.reserve())
+            self._tell(credit_blocks=await self._acquire())
+
+    async def _acquire(self) -> int:
+        return self._credit(await self._front.inbox.acquire(self._num_uncredited))
 
     def close(self) -> None:
         """May be called twice."""
@@ -109,7 +140,7 @@ class BlockTaker:
 
     def _credit(self, slots: list[int]) -> int:
         self._slots += slots
-        self.num_credited += len(slots)
+        self._num_credited += len(slots)
         return len(slots)
 
     def _tell(self, *, num_blocks: int = 0, credit_blocks: int) -> None:

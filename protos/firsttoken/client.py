@@ -89,6 +89,8 @@ class KvPath(NamedTuple):
     expected_load_ms: float
     load_ms: float
     expected_compute_ms: float
+    # How its KV came: "shared_memory", "grpc" or "engine".
+    transport: str
     # Handed off on one host: from the end of the prompt's last step there to the start of
     # the first decode step here.
     handoff_gap_ms: float

@@ -185,6 +185,12 @@ class SimulatedSettings:
     transfer_gb_per_s: float = setting(
         20.0, "Speed at which KV enters and leaves the engine.", low=0.001, high=1e6, at_start=True
     )
+    engine_transport: bool = setting(
+        False,
+        "Move KV to other simulated engines on this host at transfer_gb_per_s, as GPUs do, beside"
+        " the steps and past the workers.",
+        at_start=True,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,9 +271,10 @@ class WorkerSettings:
     )
     handoff_transport: str = setting(
         "auto",
-        "How KV comes from a prefill worker: through memory where both are on one host (auto),"
-        " or only so, or as bytes over gRPC.",
-        choices=("auto", "shared_memory", "grpc"),
+        "How KV comes from a prefill worker: by the engines themselves where both can, else"
+        " through memory where both are on one host, else as bytes over gRPC (auto); or only one"
+        " of these.",
+        choices=("auto", "engine", "shared_memory", "grpc"),
     )
     handoff_min_tokens: int = setting(
         0,

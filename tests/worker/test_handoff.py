@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -24,8 +24,17 @@ from worker.node import Role, WorkerNode
 BLOCK_TOKENS = 16
 
 
-def config_of(**worker: Any) -> mesh_config.MeshConfig:
-    simulated = {"prefill_tokens_per_s": 20000, "decode_step_ms": 1, "num_blocks": 256}
+TRANSPORTS = ("shared_memory", "grpc", "engine")
+
+
+def config_of(*, timing: Mapping[str, Any] | None = None, **worker: Any) -> mesh_config.MeshConfig:
+    simulated = {
+        "prefill_tokens_per_s": 20000,
+        "decode_step_ms": 1,
+        "num_blocks": 256,
+        "engine_transport": True,
+        **(timing or {}),
+    }
     return mesh_config.parse(
         {
             "mesh": {"block_tokens": BLOCK_TOKENS},
@@ -46,6 +55,8 @@ class Pair(NamedTuple):
     prefill: WorkerNode
     decode: WorkerNode
     stub: Any
+    # As the setting says.
+    transport: str
 
     @property
     def nodes(self) -> tuple[WorkerNode, WorkerNode]:
@@ -61,10 +72,11 @@ async def run_pair(config: mesh_config.MeshConfig) -> AsyncIterator[Pair]:
             for role in (Role.PREFILL, Role.DECODE)
         ]
         channel = await stack.enter_async_context(open_channel(decode.address))
-        yield Pair(prefill, decode, worker_pb2_grpc.WorkerServiceStub(channel))
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        yield Pair(prefill, decode, stub, config.worker.handoff_transport)
 
 
-@pytest.fixture(params=["shared_memory", "grpc"])
+@pytest.fixture(params=TRANSPORTS)
 async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
     async with run_pair(config_of(handoff_transport=request.param)) as pair:
         yield pair
@@ -141,6 +153,8 @@ async def test_a_handed_off_prompt_gives_the_same_answer_and_decode_computes_not
     path = handed_off.finished.kv_path
 
     assert (path.handed_off, path.prefill_worker_id) == (True, pair.prefill.id)
+    assert path.transport == pair.transport
+    assert path.handoff_gap_ms > 0
     assert handed_off.finished.usage.evaluated_prompt_tokens == 300
     assert pair.prefill.load.prompt_tokens_evaluated == 300
     assert pair.decode.load.prompt_tokens_evaluated == 0
@@ -187,6 +201,22 @@ async def test_a_short_uncached_part_is_computed_where_it_is_decoded(pair: Pair)
     assert not answered.finished.kv_path.handed_off
     assert "below" in answered.finished.kv_path.reason
     assert answered.finished.usage.cached_tokens == 320
+
+
+async def test_an_answer_that_began_elsewhere_is_handed_off_with_what_was_told(
+    pair: Pair,
+) -> None:
+    """The prompt and the told part of the answer end within different blocks."""
+    request = ask(pair, 1, max_tokens=40)
+    whole = await expected(pair, request)
+    request.answer_ids = pack(whole[:9])
+    resumed = await answer(pair, request)
+    await idle(pair)
+
+    assert resumed.finished.kv_path.handed_off
+    assert not resumed.finished.kv_path.prefill_failed
+    assert resumed.token_ids == whole[9:]
+    assert pair.decode.load.prompt_tokens_evaluated == 0
 
 
 async def test_a_first_token_that_ends_the_answer_cancels_the_transfer(pair: Pair) -> None:

@@ -37,29 +37,35 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 BLOCK_TOKENS = 16
 PROMPT_TOKENS = 512
 NUM_OUTBOX = 12
-CONFIG = mesh_config.parse(
-    {
-        "mesh": {"block_tokens": BLOCK_TOKENS},
-        "worker": {
-            "engine": "simulated",
-            "num_slots": 4,
-            "max_context_tokens": 1024,
-            "max_step_ms": 100,
-            "num_inbox_blocks": 16,
-            "num_outbox_blocks": NUM_OUTBOX,
-            "handoff_min_tokens": 64,
-            "handoff_export_blocks": 0,
-            "handoff_timeout_ms": 60_000,
-            "simulated": {
-                "prefill_tokens_per_s": 1000,
-                "decode_step_ms": 2,
-                "num_blocks": 256,
-                "kv_bytes_per_token": 16 << 10,  # 8 MiB a prompt
-                "transfer_gb_per_s": 0.03,
+
+
+def config_of(transport: str) -> mesh_config.MeshConfig:
+    return mesh_config.parse(
+        {
+            "mesh": {"block_tokens": BLOCK_TOKENS},
+            "worker": {
+                "engine": "simulated",
+                "num_slots": 4,
+                "max_context_tokens": 1024,
+                "max_step_ms": 100,
+                "num_inbox_blocks": 16,
+                "num_outbox_blocks": NUM_OUTBOX,
+                "handoff_transport": transport,
+                "handoff_min_tokens": 64,
+                "handoff_export_blocks": 0,
+                "handoff_timeout_ms": 60_000,
+                "simulated": {
+                    "prefill_tokens_per_s": 1000,
+                    "decode_step_ms": 2,
+                    "num_blocks": 256,
+                    "kv_bytes_per_token": 16 << 10,  # 8 MiB a prompt
+                    "transfer_gb_per_s": 0.03,
+                    "engine_transport": True,
+                },
             },
-        },
-    }
-)
+        }
+    )
+
 
 Stage = Callable[[asyncio.Event], Awaitable[None]]
 
@@ -109,10 +115,11 @@ def in_use(load: CoreLoad | worker_pb2.Load) -> int:
     return load.num_running + load.num_waiting + load.num_blocks_reserved + load.num_outbox_blocks
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def workers() -> AsyncIterator[Workers]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["shared_memory", "engine"])
+async def workers(request: pytest.FixtureRequest) -> AsyncIterator[Workers]:
     async with AsyncExitStack() as stack:
-        control = await stack.enter_async_context(ControlNode(config=CONFIG))
+        config = config_of(request.param)
+        control = await stack.enter_async_context(ControlNode(config=config))
         prefill, decode = [
             await stack.enter_async_context(WorkerNode(control=control.address, role=role))
             for role in (Role.PREFILL, Role.DECODE)

@@ -19,7 +19,7 @@ async def test_commands_of_one_turn_arrive_as_one_batch() -> None:
             for request_id in range(3):
                 front.send(Cancel(request_id))
 
-            commands = await asyncio.to_thread(core.receive, block=True)
+            commands = await asyncio.to_thread(core.receive, wait_s=None)
 
     assert commands == [Cancel(0), Cancel(1), Cancel(2)]
 
@@ -27,7 +27,7 @@ async def test_commands_of_one_turn_arrive_as_one_batch() -> None:
 async def test_a_core_that_need_not_wait_takes_only_what_is_there() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert CoreLink(theirs).receive(block=False) == []
+        assert CoreLink(theirs).receive(wait_s=0) == []
 
 
 async def test_reports_arrive_whole_and_in_order() -> None:
@@ -75,7 +75,7 @@ async def test_each_end_notices_that_the_other_is_gone() -> None:
     async with FrontLink(ours):
         pass
     with pytest.raises(LinkClosed):
-        await asyncio.to_thread(core.receive, block=True)
+        await asyncio.to_thread(core.receive, wait_s=None)
     with pytest.raises(LinkClosed):
         core.send(Failed("x" * 10_000_000))
     theirs.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,9 @@ class EngineInfo(NamedTuple):
     # True: a running request's KV occupies blocks of the pool (paged).
     # False: the engine keeps it in memory of its own, and the pool only caches.
     kv_in_pool: bool
+    # How it moves KV to other engines by itself: those that say the same can. Empty: it
+    # does not.
+    transport: str = ""
 
     @property
     def token_bytes(self) -> int:
@@ -47,6 +51,70 @@ class Work(NamedTuple):
     wants_logits: bool
 
 
+Handle: TypeAlias = dict[Any, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisaggregatedParams:
+    """What an engine needs to fetch a prompt's KV from the engine that has computed it.
+
+    The fields of TensorRT-LLM's class of this name, which has those of the last group
+    since 1.3. None of them means anything to the mesh.
+    """
+
+    request_type: str | None = None
+    first_gen_tokens: list[int] | None = None
+    ctx_request_id: int | None = None
+    opaque_state: bytes | None = None
+    draft_tokens: list[int] | None = None
+    multimodal_embedding_handles: list[Handle] | None = None
+    multimodal_hashes: list[list[int]] | None = None
+    mrope_position_ids_handle: Handle | None = None
+    mrope_position_deltas_handle: Handle | None = None
+
+    disagg_request_id: int | None = None
+    first_gen_log_probs: list[Any] | None = None
+    first_gen_logits: list[Any] | None = None
+    ctx_dp_rank: int | None = None
+    ctx_info_endpoint: str | None = None
+    schedule_style: int | None = None
+    ctx_usage: Handle | None = None
+
+
+class TransferEnded(NamedTuple):
+    """`error` is empty when the KV has arrived."""
+
+    slot: int
+    error: str
+
+
+class KvTransport(Protocol):
+    """What an engine has that moves KV to another one itself, beside its steps."""
+
+    def offer(self, slot: int, first: int, first_token: int) -> DisaggregatedParams:
+        """Let another engine fetch the slot's KV from block `first` on.
+
+        The slot is not to be changed before the transfer has ended or is given up.
+        """
+        ...
+
+    def fetch(self, slot: int, params: DisaggregatedParams) -> None:
+        """Begin to add KV that another engine offers to what the slot holds.
+
+        The slot is not to be used before the transfer has ended or is given up. What is
+        wrong with `params` is said by the transfer's end.
+        """
+        ...
+
+    def give_up(self, slot: int) -> None:
+        """Break off the slot's transfer, if it has one; it then does not end."""
+        ...
+
+    def ended(self) -> list[TransferEnded]:
+        """Transfers of either kind that have ended since the last call. Never waits."""
+        ...
+
+
 class Engine(Protocol):
     """One model in one process, driven by one thread.
 
@@ -56,6 +124,11 @@ class Engine(Protocol):
 
     @property
     def info(self) -> EngineInfo: ...
+
+    @property
+    def transport(self) -> KvTransport | None:
+        """Not None if and only if `info.transport` says how."""
+        ...
 
     def evaluate(self, batch: Sequence[Work]) -> Logits:
         """Evaluate a batch in one step and append its KV to the slots.

@@ -20,6 +20,7 @@ from services.core.config import MeshConfig, SimulatedSettings
 from services.models.vocabulary import Vocabulary
 from worker.engines.contract import Bytes, EngineFailure, EngineInfo, Logits, Work
 from worker.engines.simulated_kv import SequenceKV, Words, mix
+from worker.engines.simulated_transport import SimulatedTransport, kind_here
 from worker.engines.slots import Slots
 
 # Ids beyond have probability 0, so that no step costs more than it simulates.
@@ -49,12 +50,19 @@ class SimulatedEngine:
             block_bytes=block_tokens * timing.kv_bytes_per_token,
             num_blocks=timing.num_blocks,
             kv_in_pool=True,
+            transport=kind_here() if timing.engine_transport else "",
         )
         self._timing = timing
         self._slots = Slots(self.info)
         self._kv = [self._new_kv() for _ in range(self.info.num_slots)]
         self._silent_ids = _silent_ids(vocabulary)
         self._closed = False
+        self.transport: SimulatedTransport | None = None
+        if timing.engine_transport:
+            bytes_per_s = timing.transfer_gb_per_s * 1e9
+            self.transport = SimulatedTransport(
+                bytes_per_s=bytes_per_s, held=self._held, add=self._add
+            )
 
     def evaluate(self, batch: Sequence[Work]) -> Logits:
         self._require_open()
@@ -93,7 +101,25 @@ class SimulatedEngine:
 
     def close(self) -> None:
         self._closed = True
+        if self.transport is not None:
+            self.transport.close()
         self._kv.clear()
+
+    def _held(self, slot: int) -> list[Bytes]:
+        """The slot's blocks, the last as far as it is filled."""
+        num_bytes = self._slots.length(slot) * self._timing.kv_bytes_per_token
+        block_bytes = self.info.block_bytes
+        return [
+            block[: num_bytes - index * block_bytes]
+            for index, block in enumerate(self._kv[slot].blocks)
+        ]
+
+    def _add(self, slot: int, first: int, blocks: Sequence[Bytes]) -> None:
+        length = self._slots.length_after_append(slot, blocks)
+        if first * self.info.block_tokens != self._slots.length(slot):
+            raise EngineFailure(f"block {first} does not follow what slot {slot} holds")
+        self._kv[slot].load(blocks)
+        self._slots.update({slot: length})
 
     def _require_open(self) -> None:
         if self._closed:

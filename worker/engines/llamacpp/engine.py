@@ -65,6 +65,7 @@ class LlamaCppEngine:
             num_blocks=worker.num_cache_blocks,
             kv_in_pool=False,
         )
+        self.transport = None
         self._slots = Slots(self.info)
 
     def evaluate(self, batch: Sequence[Work]) -> Logits:

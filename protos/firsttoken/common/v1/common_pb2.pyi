@@ -449,6 +449,7 @@ class KvPath(_message.Message):
     LOAD_MS_FIELD_NUMBER: _builtins.int
     HANDOFF_GAP_MS_FIELD_NUMBER: _builtins.int
     PREFILL_FAILED_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
     handed_off: _builtins.bool
     """Another worker computed the prompt."""
     reason: _builtins.str
@@ -469,6 +470,8 @@ class KvPath(_message.Message):
     """
     prefill_failed: _builtins.bool
     """Another worker was asked to compute the prompt, and failed."""
+    transport: _builtins.str
+    """How its KV came: "shared_memory", "grpc" or "engine"."""
     def __init__(
         self,
         *,
@@ -481,10 +484,11 @@ class KvPath(_message.Message):
         load_ms: _builtins.float = ...,
         handoff_gap_ms: _builtins.float = ...,
         prefill_failed: _builtins.bool = ...,
+        transport: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_compute_ms", b"expected_compute_ms", "expected_load_ms", b"expected_load_ms", "handed_off", b"handed_off", "handoff_gap_ms", b"handoff_gap_ms", "load_ms", b"load_ms", "loaded_blocks", b"loaded_blocks", "prefill_failed", b"prefill_failed", "prefill_worker_id", b"prefill_worker_id", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_compute_ms", b"expected_compute_ms", "expected_load_ms", b"expected_load_ms", "handed_off", b"handed_off", "handoff_gap_ms", b"handoff_gap_ms", "load_ms", b"load_ms", "loaded_blocks", b"loaded_blocks", "prefill_failed", b"prefill_failed", "prefill_worker_id", b"prefill_worker_id", "reason", b"reason", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -159,6 +159,7 @@ class WorkerCapacity(_message.Message):
     BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
+    ENGINE_TRANSPORT_FIELD_NUMBER: _builtins.int
     engine: _builtins.str
     num_slots: _builtins.int
     """Requests that run at once."""
@@ -169,6 +170,10 @@ class WorkerCapacity(_message.Message):
     fingerprint: _builtins.str
     """Which KV blocks it can exchange with others: engine, model, layout, dtype."""
     role: Global___WorkerRole.ValueType
+    engine_transport: _builtins.str
+    """How its engine moves KV to others by itself; engines that say the same can. Empty:
+    it does not.
+    """
     def __init__(
         self,
         *,
@@ -179,10 +184,11 @@ class WorkerCapacity(_message.Message):
         block_tokens: _builtins.int = ...,
         fingerprint: _builtins.str = ...,
         role: Global___WorkerRole.ValueType = ...,
+        engine_transport: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "engine", b"engine", "fingerprint", b"fingerprint", "max_context_tokens", b"max_context_tokens", "num_blocks", b"num_blocks", "num_slots", b"num_slots", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "engine", b"engine", "engine_transport", b"engine_transport", "fingerprint", b"fingerprint", "max_context_tokens", b"max_context_tokens", "num_blocks", b"num_blocks", "num_slots", b"num_slots", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from firsttoken.common.v1 import common_pb2 as firsttoken_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!firsttoken/worker/v1/worker.proto\x12\x14\x66irsttoken.worker.v1\x1a!firsttoken/common/v1/common.proto\"\x93\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x13\n\x0bprefix_keys\x18\x03 \x01(\x0c\x12\x36\n\x08sampling\x18\x04 \x01(\x0b\x32$.firsttoken.common.v1.SamplingParams\x12\x39\n\rrequest_class\x18\x05 \x01(\x0e\x32\".firsttoken.common.v1.RequestClass\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x17\n\x0fprefill_address\x18\x07 \x01(\t\x12\x12\n\nanswer_ids\x18\x08 \x01(\x0c\x12\x19\n\x11\x61nswer_characters\x18\t \x01(\r\"\x82\x01\n\x0ePrefillRequest\x12\x33\n\x05start\x18\x01 \x01(\x0b\x32\".firsttoken.worker.v1.PrefillStartH\x00\x12\x32\n\x05taken\x18\x02 \x01(\x0b\x32!.firsttoken.worker.v1.BlocksTakenH\x00\x42\x07\n\x05\x65vent\"\xbd\x01\n\x0cPrefillStart\x12\x36\n\x07request\x18\x01 \x01(\x0b\x32%.firsttoken.worker.v1.GenerateRequest\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x15\n\rcredit_blocks\x18\x03 \x01(\r\x12\x34\n\ttransport\x18\x04 \x01(\x0e\x32!.firsttoken.worker.v1.KvTransport\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\"8\n\x0b\x42locksTaken\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x15\n\rcredit_blocks\x18\x02 \x01(\r\"\xce\x01\n\x0fPrefillResponse\x12\x37\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32 .firsttoken.worker.v1.FirstTokenH\x00\x12\x30\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x1e.firsttoken.worker.v1.KvBlocksH\x00\x12\x39\n\x08progress\x18\x03 \x01(\x0b\x32%.firsttoken.worker.v1.PrefillProgressH\x00\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x42\x07\n\x05\x65vent\"%\n\x0fPrefillProgress\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\"\x9d\x02\n\nFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x38\n\x08logprobs\x18\x02 \x01(\x0b\x32&.firsttoken.common.v1.PositionLogprobs\x12\x39\n\rfinish_reason\x18\x03 \x01(\x0e\x32\".firsttoken.common.v1.FinishReason\x12*\n\x05usage\x18\x04 \x01(\x0b\x32\x1b.firsttoken.common.v1.Usage\x12,\n\x06ledger\x18\x05 \x01(\x0b\x32\x1c.firsttoken.common.v1.Ledger\x12\x19\n\x11\x65ngine_parameters\x18\x06 \x01(\x0c\x12\x13\n\x0b\x65valuated_s\x18\x07 \x01(\x01\"9\n\x08KvBlocks\x12-\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x1d.firsttoken.worker.v1.KvBlock\"\x83\x01\n\x07KvBlock\x12\r\n\x05index\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x0c\x12\x15\n\x0boutbox_slot\x18\x04 \x01(\rH\x00\x12\x13\n\tnum_bytes\x18\x05 \x01(\rH\x00\x12\x0e\n\x06offset\x18\x06 \x01(\x04\x42\x07\n\x05place\"}\n\x10GenerateResponse\x12,\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x1b.firsttoken.common.v1.ChunkH\x00\x12\x32\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1e.firsttoken.common.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"!\n\x0cWatchRequest\x12\x11\n\tload_only\x18\x01 \x01(\x08\"\x8d\x02\n\rWatchResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x32\n\x08snapshot\x18\x03 \x01(\x0b\x32\x1e.firsttoken.worker.v1.SnapshotH\x00\x12\x34\n\x06stored\x18\x04 \x01(\x0b\x32\".firsttoken.worker.v1.BlocksStoredH\x00\x12\x36\n\x07\x65victed\x18\x05 \x01(\x0b\x32#.firsttoken.worker.v1.BlocksEvictedH\x00\x12*\n\x04load\x18\x06 \x01(\x0b\x32\x1a.firsttoken.worker.v1.LoadH\x00\x42\x07\n\x05\x65vent\"I\n\x08Snapshot\x12\x13\n\x0bprefix_keys\x18\x01 \x01(\x0c\x12(\n\x04load\x18\x02 \x01(\x0b\x32\x1a.firsttoken.worker.v1.Load\"#\n\x0c\x42locksStored\x12\x13\n\x0bprefix_keys\x18\x01 \x01(\x0c\"$\n\rBlocksEvicted\x12\x13\n\x0bprefix_keys\x18\x01 \x01(\x0c\"\xb0\x03\n\x04Load\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x19\n\x11num_blocks_cached\x18\x03 \x01(\r\x12\x1b\n\x13num_blocks_reserved\x18\x04 \x01(\r\x12\x18\n\x10num_blocks_total\x18\x05 \x01(\r\x12\x1f\n\x17prompt_tokens_evaluated\x18\x06 \x01(\x04\x12\x1f\n\x17\x64\x65\x63ode_tokens_evaluated\x18\x07 \x01(\x04\x12\x1c\n\x14prompt_tokens_cached\x18\x08 \x01(\x04\x12\x11\n\tnum_steps\x18\t \x01(\x04\x12\x15\n\rengine_busy_s\x18\n \x01(\x01\x12\x17\n\x0flongest_step_ms\x18\x0b \x01(\x01\x12\x1c\n\x14prefill_tokens_per_s\x18\x0c \x01(\x01\x12\x1a\n\x12num_handoffs_taken\x18\r \x01(\x04\x12\x1a\n\x12num_handoffs_given\x18\x0e \x01(\x04\x12\x19\n\x11num_outbox_blocks\x18\x0f \x01(\r\x12\x18\n\x10num_inbox_blocks\x18\x10 \x01(\r\"\x0e\n\x0c\x44rainRequest\"$\n\rDrainResponse\x12\x13\n\x0bnum_running\x18\x01 \x01(\r*{\n\x0bKvTransport\x12\x1c\n\x18KV_TRANSPORT_UNSPECIFIED\x10\x00\x12\x1e\n\x1aKV_TRANSPORT_SHARED_MEMORY\x10\x01\x12\x15\n\x11KV_TRANSPORT_GRPC\x10\x02\x12\x17\n\x13KV_TRANSPORT_ENGINE\x10\x03\x32\xee\x02\n\rWorkerService\x12[\n\x08Generate\x12%.firsttoken.worker.v1.GenerateRequest\x1a&.firsttoken.worker.v1.GenerateResponse0\x01\x12Z\n\x07Prefill\x12$.firsttoken.worker.v1.PrefillRequest\x1a%.firsttoken.worker.v1.PrefillResponse(\x01\x30\x01\x12R\n\x05Watch\x12\".firsttoken.worker.v1.WatchRequest\x1a#.firsttoken.worker.v1.WatchResponse0\x01\x12P\n\x05\x44rain\x12\".firsttoken.worker.v1.DrainRequest\x1a#.firsttoken.worker.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!firsttoken/worker/v1/worker.proto\x12\x14\x66irsttoken.worker.v1\x1a!firsttoken/common/v1/common.proto\"\x93\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x13\n\x0bprefix_keys\x18\x03 \x01(\x0c\x12\x36\n\x08sampling\x18\x04 \x01(\x0b\x32$.firsttoken.common.v1.SamplingParams\x12\x39\n\rrequest_class\x18\x05 \x01(\x0e\x32\".firsttoken.common.v1.RequestClass\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x17\n\x0fprefill_address\x18\x07 \x01(\t\x12\x12\n\nanswer_ids\x18\x08 \x01(\x0c\x12\x19\n\x11\x61nswer_characters\x18\t \x01(\r\"\x82\x01\n\x0ePrefillRequest\x12\x33\n\x05start\x18\x01 \x01(\x0b\x32\".firsttoken.worker.v1.PrefillStartH\x00\x12\x32\n\x05taken\x18\x02 \x01(\x0b\x32!.firsttoken.worker.v1.BlocksTakenH\x00\x42\x07\n\x05\x65vent\"\xbd\x01\n\x0cPrefillStart\x12\x36\n\x07request\x18\x01 \x01(\x0b\x32%.firsttoken.worker.v1.GenerateRequest\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x15\n\rcredit_blocks\x18\x03 \x01(\r\x12\x34\n\ttransport\x18\x04 \x01(\x0e\x32!.firsttoken.worker.v1.KvTransport\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\"8\n\x0b\x42locksTaken\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x15\n\rcredit_blocks\x18\x02 \x01(\r\"\xce\x01\n\x0fPrefillResponse\x12\x37\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32 .firsttoken.worker.v1.FirstTokenH\x00\x12\x30\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x1e.firsttoken.worker.v1.KvBlocksH\x00\x12\x39\n\x08progress\x18\x03 \x01(\x0b\x32%.firsttoken.worker.v1.PrefillProgressH\x00\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x42\x07\n\x05\x65vent\"%\n\x0fPrefillProgress\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\"\xcb\x02\n\nFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x38\n\x08logprobs\x18\x02 \x01(\x0b\x32&.firsttoken.common.v1.PositionLogprobs\x12\x39\n\rfinish_reason\x18\x03 \x01(\x0e\x32\".firsttoken.common.v1.FinishReason\x12*\n\x05usage\x18\x04 \x01(\x0b\x32\x1b.firsttoken.common.v1.Usage\x12,\n\x06ledger\x18\x05 \x01(\x0b\x32\x1c.firsttoken.common.v1.Ledger\x12G\n\x14\x64isaggregated_params\x18\x06 \x01(\x0b\x32).firsttoken.worker.v1.DisaggregatedParams\x12\x13\n\x0b\x65valuated_s\x18\x07 \x01(\x01\"\x9b\x07\n\x13\x44isaggregatedParams\x12\x19\n\x0crequest_type\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x38\n\x10\x66irst_gen_tokens\x18\x02 \x01(\x0b\x32\x1e.firsttoken.worker.v1.Integers\x12\x1b\n\x0e\x63tx_request_id\x18\x03 \x01(\x04H\x01\x88\x01\x01\x12\x19\n\x0copaque_state\x18\x04 \x01(\x0cH\x02\x88\x01\x01\x12\x34\n\x0c\x64raft_tokens\x18\x05 \x01(\x0b\x32\x1e.firsttoken.worker.v1.Integers\x12G\n\x1cmultimodal_embedding_handles\x18\x06 \x01(\x0b\x32!.firsttoken.worker.v1.EngineDicts\x12=\n\x11multimodal_hashes\x18\x07 \x01(\x0b\x32\".firsttoken.worker.v1.IntegerLists\x12\x43\n\x19mrope_position_ids_handle\x18\x08 \x01(\x0b\x32 .firsttoken.worker.v1.EngineDict\x12\x46\n\x1cmrope_position_deltas_handle\x18\t \x01(\x0b\x32 .firsttoken.worker.v1.EngineDict\x12\x1e\n\x11\x64isagg_request_id\x18\n \x01(\x04H\x03\x88\x01\x01\x12>\n\x13\x66irst_gen_log_probs\x18\x0b \x01(\x0b\x32!.firsttoken.worker.v1.EngineValue\x12;\n\x10\x66irst_gen_logits\x18\x0c \x01(\x0b\x32!.firsttoken.worker.v1.EngineValue\x12\x18\n\x0b\x63tx_dp_rank\x18\r \x01(\x12H\x04\x88\x01\x01\x12\x1e\n\x11\x63tx_info_endpoint\x18\x0e \x01(\tH\x05\x88\x01\x01\x12\x1b\n\x0eschedule_style\x18\x0f \x01(\x12H\x06\x88\x01\x01\x12\x34\n\tctx_usage\x18\x10 \x01(\x0b\x32!.firsttoken.worker.v1.EngineValueB\x0f\n\r_request_typeB\x11\n\x0f_ctx_request_idB\x0f\n\r_opaque_stateB\x14\n\x12_disagg_request_idB\x0e\n\x0c_ctx_dp_rankB\x14\n\x12_ctx_info_endpointB\x11\n\x0f_schedule_style\"\x1a\n\x08Integers\x12\x0e\n\x06values\x18\x01 \x03(\x12\"=\n\x0cIntegerLists\x12-\n\x05lists\x18\x01 \x03(\x0b\x32\x1e.firsttoken.worker.v1.Integers\"\xd3\x01\n\x0b\x45ngineValue\x12\x11\n\x07\x62oolean\x18\x01 \x01(\x08H\x00\x12\x11\n\x07integer\x18\x02 \x01(\x12H\x00\x12\x10\n\x06number\x18\x03 \x01(\x01H\x00\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x12\x0e\n\x04\x64\x61ta\x18\x05 \x01(\x0cH\x00\x12\x32\n\x04list\x18\x06 \x01(\x0b\x32\".firsttoken.worker.v1.EngineValuesH\x00\x12\x30\n\x04\x64ict\x18\x07 \x01(\x0b\x32 .firsttoken.worker.v1.EngineDictH\x00\x42\x06\n\x04kind\"A\n\x0c\x45ngineValues\x12\x31\n\x06values\x18\x01 \x03(\x0b\x32!.firsttoken.worker.v1.EngineValue\"=\n\nEngineDict\x12/\n\x05items\x18\x01 \x03(\x0b\x32 .firsttoken.worker.v1.EngineItem\"n\n\nEngineItem\x12.\n\x03key\x18\x01 \x01(\x0b\x32!.firsttoken.worker.v1.EngineValue\x12\x30\n\x05value\x18\x02 \x01(\x0b\x32!.firsttoken.worker.v1.EngineValue\">\n\x0b\x45ngineDicts\x12/\n\x05\x64icts\x18\x01 \x03(\x0b\x32 .firsttoken.worker.v1.EngineDict\"9\n\x08KvBlocks\x12-\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x1d.firsttoken.worker.v1.KvBlock\"\x83\x01\n\x07KvBlock\x12\r\n\x05index\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x0c\x12\x15\n\x0boutbox_slot\x18\x04 \x01(\rH\x00\x12\x13\n\tnum_bytes\x18\x05 \x01(\rH\x00\x12\x0e\n\x06offset\x18\x06 \x01(\x04\x42\x07\n\x05place\"}\n\x10GenerateResponse\x12,\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x1b.firsttoken.common.v1.ChunkH\x00\x12\x32\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1e.firsttoken.common.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"!\n\x0cWatchRequest\x12\x11\n\tload_only\x18\x01 \x01(\x08\"\x8d\x02\n\rWatchResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x32\n\x08snapshot\x18\x03 \x01(\x0b\x32\x1e.firsttoken.worker.v1.SnapshotH\x00\x12\x34\n\x06stored\x18\x04 \x01(\x0b\x32\".firsttoken.worker.v1.BlocksStoredH\x00\x12\x36\n\x07\x65victed\x18\x05 \x01(\x0b\x32#.firsttoken.worker.v1.BlocksEvictedH\x00\x12*\n\x04load\x18\x06 \x01(\x0b\x32\x1a.firsttoken.worker.v1.LoadH\x00\x42\x07\n\x05\x65vent\"I\n\x08Snapshot\x12\x13\n\x0bprefix_keys\x18\x01 \x01(\x0c\x12(\n\x04load\x18\x02 \x01(\x0b\x32\x1a.firsttoken.worker.v1.Load\"#\n\x0c\x42locksStored\x12\x13\n\x0bprefix_keys\x18\x01 \x01(\x0c\"$\n\rBlocksEvicted\x12\x13\n\x0bprefix_keys\x18\x01 \x01(\x0c\"\xb0\x03\n\x04Load\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x19\n\x11num_blocks_cached\x18\x03 \x01(\r\x12\x1b\n\x13num_blocks_reserved\x18\x04 \x01(\r\x12\x18\n\x10num_blocks_total\x18\x05 \x01(\r\x12\x1f\n\x17prompt_tokens_evaluated\x18\x06 \x01(\x04\x12\x1f\n\x17\x64\x65\x63ode_tokens_evaluated\x18\x07 \x01(\x04\x12\x1c\n\x14prompt_tokens_cached\x18\x08 \x01(\x04\x12\x11\n\tnum_steps\x18\t \x01(\x04\x12\x15\n\rengine_busy_s\x18\n \x01(\x01\x12\x17\n\x0flongest_step_ms\x18\x0b \x01(\x01\x12\x1c\n\x14prefill_tokens_per_s\x18\x0c \x01(\x01\x12\x1a\n\x12num_handoffs_taken\x18\r \x01(\x04\x12\x1a\n\x12num_handoffs_given\x18\x0e \x01(\x04\x12\x19\n\x11num_outbox_blocks\x18\x0f \x01(\r\x12\x18\n\x10num_inbox_blocks\x18\x10 \x01(\r\"\x0e\n\x0c\x44rainRequest\"$\n\rDrainResponse\x12\x13\n\x0bnum_running\x18\x01 \x01(\r*{\n\x0bKvTransport\x12\x1c\n\x18KV_TRANSPORT_UNSPECIFIED\x10\x00\x12\x1e\n\x1aKV_TRANSPORT_SHARED_MEMORY\x10\x01\x12\x15\n\x11KV_TRANSPORT_GRPC\x10\x02\x12\x17\n\x13KV_TRANSPORT_ENGINE\x10\x03\x32\xee\x02\n\rWorkerService\x12[\n\x08Generate\x12%.firsttoken.worker.v1.GenerateRequest\x1a&.firsttoken.worker.v1.GenerateResponse0\x01\x12Z\n\x07Prefill\x12$.firsttoken.worker.v1.PrefillRequest\x1a%.firsttoken.worker.v1.PrefillResponse(\x01\x30\x01\x12R\n\x05Watch\x12\".firsttoken.worker.v1.WatchRequest\x1a#.firsttoken.worker.v1.WatchResponse0\x01\x12P\n\x05\x44rain\x12\".firsttoken.worker.v1.DrainRequest\x1a#.firsttoken.worker.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'firsttoken.worker.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KVTRANSPORT']._serialized_start=2557
-  _globals['_KVTRANSPORT']._serialized_end=2680
+  _globals['_KVTRANSPORT']._serialized_start=4140
+  _globals['_KVTRANSPORT']._serialized_end=4263
   _globals['_GENERATEREQUEST']._serialized_start=95
   _globals['_GENERATEREQUEST']._serialized_end=370
   _globals['_PREFILLREQUEST']._serialized_start=373
@@ -47,29 +47,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREFILLPROGRESS']._serialized_start=964
   _globals['_PREFILLPROGRESS']._serialized_end=1001
   _globals['_FIRSTTOKEN']._serialized_start=1004
-  _globals['_FIRSTTOKEN']._serialized_end=1289
-  _globals['_KVBLOCKS']._serialized_start=1291
-  _globals['_KVBLOCKS']._serialized_end=1348
-  _globals['_KVBLOCK']._serialized_start=1351
-  _globals['_KVBLOCK']._serialized_end=1482
-  _globals['_GENERATERESPONSE']._serialized_start=1484
-  _globals['_GENERATERESPONSE']._serialized_end=1609
-  _globals['_WATCHREQUEST']._serialized_start=1611
-  _globals['_WATCHREQUEST']._serialized_end=1644
-  _globals['_WATCHRESPONSE']._serialized_start=1647
-  _globals['_WATCHRESPONSE']._serialized_end=1916
-  _globals['_SNAPSHOT']._serialized_start=1918
-  _globals['_SNAPSHOT']._serialized_end=1991
-  _globals['_BLOCKSSTORED']._serialized_start=1993
-  _globals['_BLOCKSSTORED']._serialized_end=2028
-  _globals['_BLOCKSEVICTED']._serialized_start=2030
-  _globals['_BLOCKSEVICTED']._serialized_end=2066
-  _globals['_LOAD']._serialized_start=2069
-  _globals['_LOAD']._serialized_end=2501
-  _globals['_DRAINREQUEST']._serialized_start=2503
-  _globals['_DRAINREQUEST']._serialized_end=2517
-  _globals['_DRAINRESPONSE']._serialized_start=2519
-  _globals['_DRAINRESPONSE']._serialized_end=2555
-  _globals['_WORKERSERVICE']._serialized_start=2683
-  _globals['_WORKERSERVICE']._serialized_end=3049
+  _globals['_FIRSTTOKEN']._serialized_end=1335
+  _globals['_DISAGGREGATEDPARAMS']._serialized_start=1338
+  _globals['_DISAGGREGATEDPARAMS']._serialized_end=2261
+  _globals['_INTEGERS']._serialized_start=2263
+  _globals['_INTEGERS']._serialized_end=2289
+  _globals['_INTEGERLISTS']._serialized_start=2291
+  _globals['_INTEGERLISTS']._serialized_end=2352
+  _globals['_ENGINEVALUE']._serialized_start=2355
+  _globals['_ENGINEVALUE']._serialized_end=2566
+  _globals['_ENGINEVALUES']._serialized_start=2568
+  _globals['_ENGINEVALUES']._serialized_end=2633
+  _globals['_ENGINEDICT']._serialized_start=2635
+  _globals['_ENGINEDICT']._serialized_end=2696
+  _globals['_ENGINEITEM']._serialized_start=2698
+  _globals['_ENGINEITEM']._serialized_end=2808
+  _globals['_ENGINEDICTS']._serialized_start=2810
+  _globals['_ENGINEDICTS']._serialized_end=2872
+  _globals['_KVBLOCKS']._serialized_start=2874
+  _globals['_KVBLOCKS']._serialized_end=2931
+  _globals['_KVBLOCK']._serialized_start=2934
+  _globals['_KVBLOCK']._serialized_end=3065
+  _globals['_GENERATERESPONSE']._serialized_start=3067
+  _globals['_GENERATERESPONSE']._serialized_end=3192
+  _globals['_WATCHREQUEST']._serialized_start=3194
+  _globals['_WATCHREQUEST']._serialized_end=3227
+  _globals['_WATCHRESPONSE']._serialized_start=3230
+  _globals['_WATCHRESPONSE']._serialized_end=3499
+  _globals['_SNAPSHOT']._serialized_start=3501
+  _globals['_SNAPSHOT']._serialized_end=3574
+  _globals['_BLOCKSSTORED']._serialized_start=3576
+  _globals['_BLOCKSSTORED']._serialized_end=3611
+  _globals['_BLOCKSEVICTED']._serialized_start=3613
+  _globals['_BLOCKSEVICTED']._serialized_end=3649
+  _globals['_LOAD']._serialized_start=3652
+  _globals['_LOAD']._serialized_end=4084
+  _globals['_DRAINREQUEST']._serialized_start=4086
+  _globals['_DRAINREQUEST']._serialized_end=4100
+  _globals['_DRAINRESPONSE']._serialized_start=4102
+  _globals['_DRAINRESPONSE']._serialized_end=4138
+  _globals['_WORKERSERVICE']._serialized_start=4266
+  _globals['_WORKERSERVICE']._serialized_end=4632
 # @@protoc_insertion_point(module_scope)

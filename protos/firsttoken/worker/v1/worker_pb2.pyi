@@ -257,13 +257,11 @@ class FirstToken(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     LEDGER_FIELD_NUMBER: _builtins.int
-    ENGINE_PARAMETERS_FIELD_NUMBER: _builtins.int
+    DISAGGREGATED_PARAMS_FIELD_NUMBER: _builtins.int
     EVALUATED_S_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     finish_reason: _common_pb2.FinishReason.ValueType
     """STOP or LENGTH when it ends the answer: no KV follows."""
-    engine_parameters: _builtins.bytes
-    """KV_TRANSPORT_ENGINE: what the decode engine needs, whole and unread."""
     evaluated_s: _builtins.float
     """When the prompt's last step had ended, by the sender's CLOCK_MONOTONIC. For a
     receiver on the same host, which has that clock too; for no other.
@@ -274,6 +272,12 @@ class FirstToken(_message.Message):
     def usage(self) -> _common_pb2.Usage: ...
     @_builtins.property
     def ledger(self) -> _common_pb2.Ledger: ...
+    @_builtins.property
+    def disaggregated_params(self) -> Global___DisaggregatedParams:
+        """KV_TRANSPORT_ENGINE: what the decode engine needs to fetch the KV from the prefill
+        engine, which keeps it until then or until the call ends.
+        """
+
     def __init__(
         self,
         *,
@@ -282,16 +286,290 @@ class FirstToken(_message.Message):
         finish_reason: _common_pb2.FinishReason.ValueType = ...,
         usage: _common_pb2.Usage | None = ...,
         ledger: _common_pb2.Ledger | None = ...,
-        engine_parameters: _builtins.bytes = ...,
+        disaggregated_params: Global___DisaggregatedParams | None = ...,
         evaluated_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger", "logprobs", b"logprobs", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["disaggregated_params", b"disaggregated_params", "ledger", b"ledger", "logprobs", b"logprobs", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_parameters", b"engine_parameters", "evaluated_s", b"evaluated_s", "finish_reason", b"finish_reason", "ledger", b"ledger", "logprobs", b"logprobs", "token_id", b"token_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disaggregated_params", b"disaggregated_params", "evaluated_s", b"evaluated_s", "finish_reason", b"finish_reason", "ledger", b"ledger", "logprobs", b"logprobs", "token_id", b"token_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FirstToken: _TypeAlias = FirstToken  # noqa: Y015
+
+@_typing.final
+class DisaggregatedParams(_message.Message):
+    """TensorRT-LLM's class of this name, whole: a field for each of its own, absent where
+    that is None. The mesh passes it from engine to engine and reads none of it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_TYPE_FIELD_NUMBER: _builtins.int
+    FIRST_GEN_TOKENS_FIELD_NUMBER: _builtins.int
+    CTX_REQUEST_ID_FIELD_NUMBER: _builtins.int
+    OPAQUE_STATE_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    MULTIMODAL_EMBEDDING_HANDLES_FIELD_NUMBER: _builtins.int
+    MULTIMODAL_HASHES_FIELD_NUMBER: _builtins.int
+    MROPE_POSITION_IDS_HANDLE_FIELD_NUMBER: _builtins.int
+    MROPE_POSITION_DELTAS_HANDLE_FIELD_NUMBER: _builtins.int
+    DISAGG_REQUEST_ID_FIELD_NUMBER: _builtins.int
+    FIRST_GEN_LOG_PROBS_FIELD_NUMBER: _builtins.int
+    FIRST_GEN_LOGITS_FIELD_NUMBER: _builtins.int
+    CTX_DP_RANK_FIELD_NUMBER: _builtins.int
+    CTX_INFO_ENDPOINT_FIELD_NUMBER: _builtins.int
+    SCHEDULE_STYLE_FIELD_NUMBER: _builtins.int
+    CTX_USAGE_FIELD_NUMBER: _builtins.int
+    request_type: _builtins.str
+    ctx_request_id: _builtins.int
+    opaque_state: _builtins.bytes
+    disagg_request_id: _builtins.int
+    """Since 1.3."""
+    ctx_dp_rank: _builtins.int
+    ctx_info_endpoint: _builtins.str
+    schedule_style: _builtins.int
+    @_builtins.property
+    def first_gen_tokens(self) -> Global___Integers: ...
+    @_builtins.property
+    def draft_tokens(self) -> Global___Integers: ...
+    @_builtins.property
+    def multimodal_embedding_handles(self) -> Global___EngineDicts: ...
+    @_builtins.property
+    def multimodal_hashes(self) -> Global___IntegerLists: ...
+    @_builtins.property
+    def mrope_position_ids_handle(self) -> Global___EngineDict: ...
+    @_builtins.property
+    def mrope_position_deltas_handle(self) -> Global___EngineDict: ...
+    @_builtins.property
+    def first_gen_log_probs(self) -> Global___EngineValue: ...
+    @_builtins.property
+    def first_gen_logits(self) -> Global___EngineValue:
+        """Tensors as dicts of shape, dtype and bytes."""
+
+    @_builtins.property
+    def ctx_usage(self) -> Global___EngineValue: ...
+    def __init__(
+        self,
+        *,
+        request_type: _builtins.str | None = ...,
+        first_gen_tokens: Global___Integers | None = ...,
+        ctx_request_id: _builtins.int | None = ...,
+        opaque_state: _builtins.bytes | None = ...,
+        draft_tokens: Global___Integers | None = ...,
+        multimodal_embedding_handles: Global___EngineDicts | None = ...,
+        multimodal_hashes: Global___IntegerLists | None = ...,
+        mrope_position_ids_handle: Global___EngineDict | None = ...,
+        mrope_position_deltas_handle: Global___EngineDict | None = ...,
+        disagg_request_id: _builtins.int | None = ...,
+        first_gen_log_probs: Global___EngineValue | None = ...,
+        first_gen_logits: Global___EngineValue | None = ...,
+        ctx_dp_rank: _builtins.int | None = ...,
+        ctx_info_endpoint: _builtins.str | None = ...,
+        schedule_style: _builtins.int | None = ...,
+        ctx_usage: Global___EngineValue | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ctx_dp_rank", b"_ctx_dp_rank", "_ctx_info_endpoint", b"_ctx_info_endpoint", "_ctx_request_id", b"_ctx_request_id", "_disagg_request_id", b"_disagg_request_id", "_opaque_state", b"_opaque_state", "_request_type", b"_request_type", "_schedule_style", b"_schedule_style", "ctx_dp_rank", b"ctx_dp_rank", "ctx_info_endpoint", b"ctx_info_endpoint", "ctx_request_id", b"ctx_request_id", "ctx_usage", b"ctx_usage", "disagg_request_id", b"disagg_request_id", "draft_tokens", b"draft_tokens", "first_gen_log_probs", b"first_gen_log_probs", "first_gen_logits", b"first_gen_logits", "first_gen_tokens", b"first_gen_tokens", "mrope_position_deltas_handle", b"mrope_position_deltas_handle", "mrope_position_ids_handle", b"mrope_position_ids_handle", "multimodal_embedding_handles", b"multimodal_embedding_handles", "multimodal_hashes", b"multimodal_hashes", "opaque_state", b"opaque_state", "request_type", b"request_type", "schedule_style", b"schedule_style"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ctx_dp_rank", b"_ctx_dp_rank", "_ctx_info_endpoint", b"_ctx_info_endpoint", "_ctx_request_id", b"_ctx_request_id", "_disagg_request_id", b"_disagg_request_id", "_opaque_state", b"_opaque_state", "_request_type", b"_request_type", "_schedule_style", b"_schedule_style", "ctx_dp_rank", b"ctx_dp_rank", "ctx_info_endpoint", b"ctx_info_endpoint", "ctx_request_id", b"ctx_request_id", "ctx_usage", b"ctx_usage", "disagg_request_id", b"disagg_request_id", "draft_tokens", b"draft_tokens", "first_gen_log_probs", b"first_gen_log_probs", "first_gen_logits", b"first_gen_logits", "first_gen_tokens", b"first_gen_tokens", "mrope_position_deltas_handle", b"mrope_position_deltas_handle", "mrope_position_ids_handle", b"mrope_position_ids_handle", "multimodal_embedding_handles", b"multimodal_embedding_handles", "multimodal_hashes", b"multimodal_hashes", "opaque_state", b"opaque_state", "request_type", b"request_type", "schedule_style", b"schedule_style"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ctx_dp_rank: _TypeAlias = _typing.Literal["ctx_dp_rank"]  # noqa: Y015
+    _WhichOneofArgType__ctx_dp_rank: _TypeAlias = _typing.Literal["_ctx_dp_rank", b"_ctx_dp_rank"]  # noqa: Y015
+    _WhichOneofReturnType__ctx_info_endpoint: _TypeAlias = _typing.Literal["ctx_info_endpoint"]  # noqa: Y015
+    _WhichOneofArgType__ctx_info_endpoint: _TypeAlias = _typing.Literal["_ctx_info_endpoint", b"_ctx_info_endpoint"]  # noqa: Y015
+    _WhichOneofReturnType__ctx_request_id: _TypeAlias = _typing.Literal["ctx_request_id"]  # noqa: Y015
+    _WhichOneofArgType__ctx_request_id: _TypeAlias = _typing.Literal["_ctx_request_id", b"_ctx_request_id"]  # noqa: Y015
+    _WhichOneofReturnType__disagg_request_id: _TypeAlias = _typing.Literal["disagg_request_id"]  # noqa: Y015
+    _WhichOneofArgType__disagg_request_id: _TypeAlias = _typing.Literal["_disagg_request_id", b"_disagg_request_id"]  # noqa: Y015
+    _WhichOneofReturnType__opaque_state: _TypeAlias = _typing.Literal["opaque_state"]  # noqa: Y015
+    _WhichOneofArgType__opaque_state: _TypeAlias = _typing.Literal["_opaque_state", b"_opaque_state"]  # noqa: Y015
+    _WhichOneofReturnType__request_type: _TypeAlias = _typing.Literal["request_type"]  # noqa: Y015
+    _WhichOneofArgType__request_type: _TypeAlias = _typing.Literal["_request_type", b"_request_type"]  # noqa: Y015
+    _WhichOneofReturnType__schedule_style: _TypeAlias = _typing.Literal["schedule_style"]  # noqa: Y015
+    _WhichOneofArgType__schedule_style: _TypeAlias = _typing.Literal["_schedule_style", b"_schedule_style"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ctx_dp_rank) -> _WhichOneofReturnType__ctx_dp_rank | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ctx_info_endpoint) -> _WhichOneofReturnType__ctx_info_endpoint | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ctx_request_id) -> _WhichOneofReturnType__ctx_request_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__disagg_request_id) -> _WhichOneofReturnType__disagg_request_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__opaque_state) -> _WhichOneofReturnType__opaque_state | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__request_type) -> _WhichOneofReturnType__request_type | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__schedule_style) -> _WhichOneofReturnType__schedule_style | None: ...
+
+Global___DisaggregatedParams: _TypeAlias = DisaggregatedParams  # noqa: Y015
+
+@_typing.final
+class Integers(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        values: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Integers: _TypeAlias = Integers  # noqa: Y015
+
+@_typing.final
+class IntegerLists(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LISTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lists(self) -> _containers.RepeatedCompositeFieldContainer[Global___Integers]: ...
+    def __init__(
+        self,
+        *,
+        lists: _abc.Iterable[Global___Integers] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lists", b"lists"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IntegerLists: _TypeAlias = IntegerLists  # noqa: Y015
+
+@_typing.final
+class EngineValue(_message.Message):
+    """A value of no fixed type, as an engine's Python has it. Nothing set: None."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOOLEAN_FIELD_NUMBER: _builtins.int
+    INTEGER_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    LIST_FIELD_NUMBER: _builtins.int
+    DICT_FIELD_NUMBER: _builtins.int
+    boolean: _builtins.bool
+    integer: _builtins.int
+    number: _builtins.float
+    text: _builtins.str
+    data: _builtins.bytes
+    @_builtins.property
+    def list(self) -> Global___EngineValues: ...
+    @_builtins.property
+    def dict(self) -> Global___EngineDict: ...
+    def __init__(
+        self,
+        *,
+        boolean: _builtins.bool = ...,
+        integer: _builtins.int = ...,
+        number: _builtins.float = ...,
+        text: _builtins.str = ...,
+        data: _builtins.bytes = ...,
+        list: Global___EngineValues | None = ...,
+        dict: Global___EngineDict | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["boolean", b"boolean", "data", b"data", "dict", b"dict", "integer", b"integer", "kind", b"kind", "list", b"list", "number", b"number", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boolean", b"boolean", "data", b"data", "dict", b"dict", "integer", b"integer", "kind", b"kind", "list", b"list", "number", b"number", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["boolean", "integer", "number", "text", "data", "list", "dict"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___EngineValue: _TypeAlias = EngineValue  # noqa: Y015
+
+@_typing.final
+class EngineValues(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineValue]: ...
+    def __init__(
+        self,
+        *,
+        values: _abc.Iterable[Global___EngineValue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineValues: _TypeAlias = EngineValues  # noqa: Y015
+
+@_typing.final
+class EngineDict(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineItem]: ...
+    def __init__(
+        self,
+        *,
+        items: _abc.Iterable[Global___EngineItem] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineDict: _TypeAlias = EngineDict  # noqa: Y015
+
+@_typing.final
+class EngineItem(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def key(self) -> Global___EngineValue: ...
+    @_builtins.property
+    def value(self) -> Global___EngineValue: ...
+    def __init__(
+        self,
+        *,
+        key: Global___EngineValue | None = ...,
+        value: Global___EngineValue | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineItem: _TypeAlias = EngineItem  # noqa: Y015
+
+@_typing.final
+class EngineDicts(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DICTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def dicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineDict]: ...
+    def __init__(
+        self,
+        *,
+        dicts: _abc.Iterable[Global___EngineDict] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dicts", b"dicts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineDicts: _TypeAlias = EngineDicts  # noqa: Y015
 
 @_typing.final
 class KvBlocks(_message.Message):
