@@ -31,6 +31,7 @@ from worker.prefill import serve_prefill
 from worker.requests import Prompt, check_request
 from worker.sources import KvSources
 from worker.stream import TokenStream
+from worker.tier import TierStats
 from worker.watch import BlocksEvent, Event, LoadEvent, SnapshotEvent
 from worker.wire import SERVICE_NAME
 
@@ -139,6 +140,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             num_inbox_blocks=inbox.num_slots - inbox.num_free,
             num_handoffs_taken=self._handoffs.taken,
             num_handoffs_given=self._handoffs.given,
+            kv=_traffic_to_proto(self._sources.stats),
         )
 
     def _refuse_when_draining(self) -> None:
@@ -206,6 +208,22 @@ async def _chunks(
         chunk = answer.push(arrival.tokens)
         if chunk.token_ids or chunk.text:
             yield chunk
+
+
+def _traffic_to_proto(stats: TierStats) -> worker_pb2.KvTraffic:
+    return worker_pb2.KvTraffic(
+        blocks_loaded=stats.blocks_loaded,
+        blocks_loaded_from_l2=stats.blocks_loaded_from_l2,
+        blocks_stored=stats.blocks_stored,
+        num_computed=stats.num_compute,
+        num_loaded=stats.num_load,
+        num_both=stats.num_both,
+        spent_ms=stats.spent_ms,
+        regret_ms=stats.regret_ms,
+        dropped=stats.dropped,
+        rejected=stats.rejected,
+        failed=stats.failed,
+    )
 
 
 def _event_to_proto(

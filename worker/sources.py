@@ -21,13 +21,17 @@ from worker.origin import Origin
 from worker.requests import Prompt
 from worker.stream import TokenStream
 from worker.taking import HandoffFailed
-from worker.tier import KvTier
+from worker.tier import KvTier, TierStats
 
 
 class KvSources:
     def __init__(self, handoffs: Handoffs, tier: KvTier) -> None:
         self._handoffs = handoffs
         self._tier = tier
+
+    @property
+    def stats(self) -> TierStats:
+        return self._tier.stats
 
     def source(self, request: worker_pb2.GenerateRequest, prompt: Prompt) -> Source:
         """Whether the core waits for blocks, until `bring` has decided."""

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import grpc
@@ -84,8 +84,15 @@ async def control_stub(address: str) -> AsyncIterator[control_pb2_grpc.ControlSe
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """The fields of a message that has only scalars; MessageToDict makes strings of uint64."""
-    return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+    """The fields of a message without lists; MessageToDict makes strings of uint64."""
+    values = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+    return {name: _plain_value(value) for name, value in values.items()}
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, Message):
+        return plain(value)
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def to_failure(error: MeshError, *, nobody: str) -> Failure:

@@ -151,6 +151,8 @@ def _describe_load(load: dict[str, Any] | None, capacity: dict[str, Any]) -> str
         parts.append(f"prompts computed by others: {load['num_handoffs_taken']}")
     if load["num_handoffs_given"] or capacity["role"] == "prefill":
         parts.append(f"prompts computed for others: {load['num_handoffs_given']}")
+    if (kv := load["kv"])["blocks_loaded"]:
+        parts.append(f"{kv['blocks_loaded']} blocks out of the KV store")
     return ", ".join(parts)
 
 

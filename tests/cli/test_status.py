@@ -26,6 +26,8 @@ def test_members_have_plain_fields_and_workers_their_load(mesh: Endpoints) -> No
         assert worker["load"]["num_running"] == 0
         assert worker["worker"]["num_blocks"] == 2048
         assert worker["load"]["num_handoffs_taken"] == 0
+        assert worker["load"]["kv"]["blocks_loaded"] == 0
+        assert worker["load"]["kv"]["rejected"] == {}
     for kvstore in kvstores:
         assert kvstore["kvstore"]["l1"]["num_blocks"] >= 0
         assert kvstore["kvstore"]["l2"]["num_dropped_writes"] == 0

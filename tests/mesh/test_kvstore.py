@@ -147,6 +147,21 @@ async def test_what_one_worker_computed_another_one_loads(
             assert path.loaded_blocks > 0
             assert usage.cached_tokens == (usage.prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
             assert usage.evaluated_prompt_tokens == usage.prompt_tokens - usage.cached_tokens
+        traffic = (await read_load(other)).kv
+
+    assert traffic.num_loaded == 4
+    assert traffic.blocks_loaded >= 4
+    assert traffic.spent_ms > 0
+    assert not traffic.failed
+    assert not traffic.rejected
+
+
+async def read_load(worker: WorkerNode) -> worker_pb2.Load:
+    async with open_channel(worker.address) as channel:
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        async for response in stub.Watch(worker_pb2.WatchRequest(load_only=True)):
+            return response.snapshot.load
+    raise AssertionError("the worker says nothing")
 
 
 async def test_loading_what_takes_seconds_to_compute_is_decided_and_explained(mesh: Mesh) -> None:

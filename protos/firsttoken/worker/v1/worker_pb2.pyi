@@ -816,6 +816,7 @@ class Load(_message.Message):
     NUM_HANDOFFS_GIVEN_FIELD_NUMBER: _builtins.int
     NUM_OUTBOX_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_INBOX_BLOCKS_FIELD_NUMBER: _builtins.int
+    KV_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     num_waiting: _builtins.int
     num_blocks_cached: _builtins.int
@@ -840,6 +841,8 @@ class Load(_message.Message):
     num_outbox_blocks: _builtins.int
     """Blocks on their way to other workers, and into the engine here."""
     num_inbox_blocks: _builtins.int
+    @_builtins.property
+    def kv(self) -> Global___KvTraffic: ...
     def __init__(
         self,
         *,
@@ -859,14 +862,137 @@ class Load(_message.Message):
         num_handoffs_given: _builtins.int = ...,
         num_outbox_blocks: _builtins.int = ...,
         num_inbox_blocks: _builtins.int = ...,
+        kv: Global___KvTraffic | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens_evaluated", b"decode_tokens_evaluated", "engine_busy_s", b"engine_busy_s", "longest_step_ms", b"longest_step_ms", "num_blocks_cached", b"num_blocks_cached", "num_blocks_reserved", b"num_blocks_reserved", "num_blocks_total", b"num_blocks_total", "num_handoffs_given", b"num_handoffs_given", "num_handoffs_taken", b"num_handoffs_taken", "num_inbox_blocks", b"num_inbox_blocks", "num_outbox_blocks", b"num_outbox_blocks", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prompt_tokens_cached", b"prompt_tokens_cached", "prompt_tokens_evaluated", b"prompt_tokens_evaluated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens_evaluated", b"decode_tokens_evaluated", "engine_busy_s", b"engine_busy_s", "kv", b"kv", "longest_step_ms", b"longest_step_ms", "num_blocks_cached", b"num_blocks_cached", "num_blocks_reserved", b"num_blocks_reserved", "num_blocks_total", b"num_blocks_total", "num_handoffs_given", b"num_handoffs_given", "num_handoffs_taken", b"num_handoffs_taken", "num_inbox_blocks", b"num_inbox_blocks", "num_outbox_blocks", b"num_outbox_blocks", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prompt_tokens_cached", b"prompt_tokens_cached", "prompt_tokens_evaluated", b"prompt_tokens_evaluated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Load: _TypeAlias = Load  # noqa: Y015
+
+@_typing.final
+class KvTraffic(_message.Message):
+    """Between a worker and the KV store, since the worker's start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class DroppedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class RejectedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class FailedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    BLOCKS_LOADED_FIELD_NUMBER: _builtins.int
+    BLOCKS_LOADED_FROM_L2_FIELD_NUMBER: _builtins.int
+    BLOCKS_STORED_FIELD_NUMBER: _builtins.int
+    NUM_COMPUTED_FIELD_NUMBER: _builtins.int
+    NUM_LOADED_FIELD_NUMBER: _builtins.int
+    NUM_BOTH_FIELD_NUMBER: _builtins.int
+    SPENT_MS_FIELD_NUMBER: _builtins.int
+    REGRET_MS_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    REJECTED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    blocks_loaded: _builtins.int
+    blocks_loaded_from_l2: _builtins.int
+    """Of those, out of L2."""
+    blocks_stored: _builtins.int
+    num_computed: _builtins.int
+    """Requests for which the store had blocks, by what was done."""
+    num_loaded: _builtins.int
+    num_both: _builtins.int
+    """Head computed while the tail was loaded."""
+    spent_ms: _builtins.float
+    """What those requests spent until their KV was there, and how much of that the best way
+    not taken would have saved, as estimated.
+    """
+    regret_ms: _builtins.float
+    @_builtins.property
+    def dropped(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """By reason: blocks not written, blocks that did not verify, loads that ended early."""
+
+    @_builtins.property
+    def rejected(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def failed(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        blocks_loaded: _builtins.int = ...,
+        blocks_loaded_from_l2: _builtins.int = ...,
+        blocks_stored: _builtins.int = ...,
+        num_computed: _builtins.int = ...,
+        num_loaded: _builtins.int = ...,
+        num_both: _builtins.int = ...,
+        spent_ms: _builtins.float = ...,
+        regret_ms: _builtins.float = ...,
+        dropped: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        rejected: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        failed: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks_loaded", b"blocks_loaded", "blocks_loaded_from_l2", b"blocks_loaded_from_l2", "blocks_stored", b"blocks_stored", "dropped", b"dropped", "failed", b"failed", "num_both", b"num_both", "num_computed", b"num_computed", "num_loaded", b"num_loaded", "regret_ms", b"regret_ms", "rejected", b"rejected", "spent_ms", b"spent_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvTraffic: _TypeAlias = KvTraffic  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):
