@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from firsttoken.client import MeshClient
-from services.bench import eviction, handoff, loading, migration, redis, restart, transports
+from services.bench import (
+    backpressure,
+    eviction,
+    handoff,
+    loading,
+    migration,
+    redis,
+    restart,
+    transports,
+)
 from services.cli.figures import show_figures
 from services.cli.plans import run_quiet_mesh
 from services.cli.restarts import RestartPolicy
@@ -67,6 +76,16 @@ PARTS = {
         "KV from engine to engine, against a TCP socket and a copy in memory (simulated engine)",
         partial(
             _on_mesh, transports.measure, transports.CONFIG, num_workers=1, num_prefill_workers=1
+        ),
+    ),
+    "backpressure": Part(
+        "a prefill worker's memory while a decode worker stands still (simulated engine)",
+        partial(
+            _on_mesh,
+            backpressure.measure,
+            backpressure.CONFIG,
+            num_workers=1,
+            num_prefill_workers=1,
         ),
     ),
     "loading": Part("load or recompute beside an oracle, on a throttled Redis", loading.measure),
