@@ -26,10 +26,12 @@ from services.bench import (
     restart,
     transports,
 )
+from services.cli.failures import CANNOT_START, Failure
 from services.cli.figures import show_figures
 from services.cli.plans import run_quiet_mesh
 from services.cli.restarts import RestartPolicy
 from services.core.config import MeshConfig
+from services.runtime.startup import StartupError
 
 Measure: TypeAlias = Callable[[], Awaitable[dict[str, Any]]]
 
@@ -119,7 +121,10 @@ async def measure(names: Sequence[str] | None) -> dict[str, Any]:
     for name in names or PARTS:
         print(f"{name}: {PARTS[name].help} …", file=sys.stderr, flush=True)
         began_s = time.monotonic()
-        figures = await PARTS[name].measure()
+        try:
+            figures = await PARTS[name].measure()
+        except StartupError as error:  # this machine lacks something
+            raise Failure(f"{name}: {error}", exit_status=CANNOT_START) from error
         figures.pop("benchmark", None)
         document[name] = {**figures, "took_s": round(time.monotonic() - began_s, 1)}
     return document
