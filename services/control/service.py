@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from services.control.hub import Hub, Session, configuration_of
-from services.core.config import MeshConfig, to_json
+from services.core.config import MeshConfig, Snapshot, to_json, without_passwords
 from services.core.errors import InvalidArgument
 from services.runtime.server import Context
 from services.runtime.tasks import end_tasks
@@ -60,13 +60,13 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     ) -> control_pb2.SetConfigResponse:
         expected = request.expected_generation if request.HasField("expected_generation") else None
         snapshot = await self._hub.change(dict(request.changes), expected)
-        return control_pb2.SetConfigResponse(configuration=configuration_of(snapshot))
+        return control_pb2.SetConfigResponse(configuration=_shown(snapshot))
 
     async def GetConfig(
         self, request: control_pb2.GetConfigRequest, context: Context
     ) -> control_pb2.GetConfigResponse:
         return control_pb2.GetConfigResponse(
-            configuration=self._hub.configuration, default_json=to_json(MeshConfig())
+            configuration=_shown(self._hub.state.snapshot), default_json=to_json(MeshConfig())
         )
 
     async def ListMembers(
@@ -76,3 +76,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         return control_pb2.ListMembersResponse(
             generation=state.snapshot.generation, members=state.members
         )
+
+
+def _shown(snapshot: Snapshot) -> control_pb2.Configuration:
+    return configuration_of(snapshot._replace(config=without_passwords(snapshot.config)))

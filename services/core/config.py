@@ -528,6 +528,16 @@ def to_json(config: MeshConfig) -> str:
     return orjson.dumps(nest(flatten(config)), option=orjson.OPT_SORT_KEYS).decode()
 
 
+def without_passwords(config: MeshConfig) -> MeshConfig:
+    """For whoever asks: what the URLs in it hold of passwords is hidden."""
+    changed = {
+        # A password may have any character, an @ too.
+        key: re.sub(r"^(\w+://[^:/]*):.*@", r"\1:***@", value) if key.endswith("_url") else value
+        for key, value in flatten(config).items()
+    }
+    return parse(nest(changed))
+
+
 def from_json(text: str) -> MeshConfig:
     return parse(orjson.loads(text))
 

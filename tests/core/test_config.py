@@ -255,3 +255,22 @@ def test_any_value_is_taken_or_refused_with_a_reason(key: str, value: object) ->
         assert config.from_json(config.to_json(changed)) == changed
 
     assert named == [key]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://bob:s3cret@host:6379/0", "redis://bob:***@host:6379/0"),
+        ("rediss://:s3:c@r/et#@host", "rediss://:***@host"),
+        ("unix://bob:s3cret@/run/redis.sock", "unix://bob:***@/run/redis.sock"),
+        ("redis://host:6379/0", "redis://host:6379/0"),
+        ("unix:///run/redis.sock", "unix:///run/redis.sock"),
+    ],
+)
+def test_passwords_are_hidden_from_whoever_asks(url: str, shown: str) -> None:
+    settings = config.parse({"kvstore": {"redis_url": url}, "control": {"redis_url": url}})
+
+    hidden = config.without_passwords(settings)
+
+    assert hidden.kvstore.redis_url == hidden.control.redis_url == shown
+    assert hidden.worker == settings.worker
