@@ -24,6 +24,8 @@ from worker.sending import BlockSender
 from worker.sources import KvSources
 from worker.stream import TokenStream
 
+_TRANSPORTS = tuple(worker_pb2.KvTransport.values())[1:]
+
 
 async def serve_prefill(
     front: EngineFront,
@@ -84,6 +86,11 @@ async def _read_start(
                 "start.fingerprint",
                 f"must be {fingerprint}: other KV cannot be exchanged;"
                 f" got {request.start.fingerprint}",
+            )
+        if request.start.transport not in _TRANSPORTS:
+            known = ", ".join(map(worker_pb2.KvTransport.Name, _TRANSPORTS))
+            raise InvalidArgument.of(
+                "start.transport", f"must be one of {known}; got {request.start.transport}"
             )
         by_engine = request.start.transport == worker_pb2.KV_TRANSPORT_ENGINE
         if by_engine and not front.info.transport:

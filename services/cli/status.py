@@ -166,7 +166,7 @@ def _describe_blocks(blocks: dict[str, Any] | None) -> str:
     elif l2 is not None:
         parts.append(f"Redis {SILENT}")
     if blocks["num_rejected"]:
-        parts.append(f"{blocks['num_rejected']} blocks did not verify")
+        parts.append(f"{blocks['num_rejected']} blocks refused")
     return "; ".join(parts)
 
 

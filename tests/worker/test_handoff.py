@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
 
+import grpc
 import numpy as np
 import pytest
 
@@ -289,14 +290,36 @@ async def test_a_decode_worker_that_takes_nothing_slows_prefill_down() -> None:
         await idle(pair)
 
 
-def open_prefill(stub: Any, pair: Pair, name: int) -> Any:
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("transport", {"transport": worker_pb2.KV_TRANSPORT_UNSPECIFIED}),
+        ("fingerprint", {"fingerprint": "00"}),
+        ("credit_blocks", {"credit_blocks": 0}),
+        ("first_block", {"first_block": 99}),
+    ],
+)
+async def test_a_call_that_cannot_be_served_is_refused_with_its_field(
+    pair: Pair, field: str, wrong: dict[str, Any]
+) -> None:
+    async with open_channel(pair.prefill.address) as channel:
+        call = open_prefill(worker_pb2_grpc.WorkerServiceStub(channel), pair, 1, **wrong)
+        with pytest.raises(grpc.aio.AioRpcError, match=f"start.{field}") as refusal:
+            await call.read()
+
+    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await idle(pair)
+
+
+def open_prefill(stub: Any, pair: Pair, name: int, **fields: Any) -> Any:
     """A decode worker that gives credit for one block, and never for more."""
-    start = worker_pb2.PrefillStart(
-        request=ask(pair, name, handed_off=False),
-        credit_blocks=1,
-        transport=worker_pb2.KV_TRANSPORT_GRPC,
-        fingerprint=pair.prefill.fingerprint,
-    )
+    usual = {
+        "credit_blocks": 1,
+        "transport": worker_pb2.KV_TRANSPORT_GRPC,
+        "fingerprint": pair.prefill.fingerprint,
+    }
+    request = ask(pair, name, handed_off=False)
+    start = worker_pb2.PrefillStart(request=request, **{**usual, **fields})
 
     async def requests() -> AsyncIterator[worker_pb2.PrefillRequest]:
         yield worker_pb2.PrefillRequest(start=start)
