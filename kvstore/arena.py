@@ -30,7 +30,7 @@ from services.runtime.sharing import SharedMemory, create_memory
 
 
 class Arena:
-    """Slots of one size, which the first block decides.
+    """Slots of one size: that of the blocks here, and another when there are none.
 
     Generations are kept here and only told to the memory: others can write to that.
     """
@@ -52,16 +52,20 @@ class Arena:
         return self.layout.slot_bytes > 0
 
     def lay_out(self, num_bytes: int) -> None:
-        """For blocks of this size, from now on."""
-        assert not self.is_laid_out
+        """For blocks of this size, from now on. Only while no slot is in use.
+
+        Generations go on from the highest: a place in an older layout is never met again.
+        """
+        highest = max(self._generations, default=0)
         self.layout = ArenaLayout.for_blocks(num_bytes, self.capacity_bytes)
         self._slots = self.layout.arena(self._memory.array)
-        self._generations = [0] * self.layout.num_slots
+        self._generations = [highest] * self.layout.num_slots
 
     def has_room_for(self, num_bytes: int) -> bool:
         return ArenaLayout.for_blocks(num_bytes, self.capacity_bytes).num_slots > 0
 
     def takes(self, num_bytes: int) -> bool:
+        """Whether the layout is for blocks of this size."""
         return ArenaLayout.for_blocks(num_bytes, self.capacity_bytes) == self.layout
 
     def begin(self, slot: int) -> Place:

@@ -70,6 +70,11 @@ class BlockIndex:
         return self._num_reserved
 
     @property
+    def is_empty(self) -> bool:
+        """No block is here or on its way."""
+        return not self._entries
+
+    @property
     def prefix_keys(self) -> Collection[bytes]:
         return self._prefixes.keys
 

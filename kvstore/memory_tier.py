@@ -37,14 +37,16 @@ class MemoryTier:
         self._max_tenant_share = self.index.max_tenant_share = share
 
     def takes(self, num_bytes: int) -> bool:
-        """Whether blocks of this size fit: the first decides the size of all."""
-        if not self.arena.has_room_for(num_bytes):
+        """Whether blocks of this size fit: any do while none is here or on its way."""
+        if self.arena.takes(num_bytes):
+            return True
+        if not self.arena.has_room_for(num_bytes) or not self.index.is_empty:
             return False
-        if not self.arena.is_laid_out:
-            self.arena.lay_out(num_bytes)
-            self._lay_out_index()
-            self.feed.keys = self.index.prefix_keys
-        return self.arena.takes(num_bytes)
+        self.tell()
+        self.arena.lay_out(num_bytes)
+        self._lay_out_index()
+        self.feed.keys = self.index.prefix_keys
+        return True
 
     def reserve(
         self, block: Block, parent: bytes, tenant: str, spare: Collection[bytes] = ()

@@ -30,7 +30,7 @@ def store(arena: Arena, slot: int) -> Place:
     return place
 
 
-def test_the_first_block_decides_the_layout() -> None:
+def test_a_layout_is_for_blocks_of_one_size() -> None:
     arena = Arena(100_000)
 
     assert not arena.is_laid_out
@@ -95,6 +95,22 @@ def test_bytes_that_have_changed_do_not_verify(arena: Arena) -> None:
 
     assert not arena.verify(0, NUM_BYTES, checksum(DATA))
     assert arena.copy(0, BLOCK, np.empty(NUM_BYTES, dtype=np.uint8)) == "checksum"
+
+
+@pytest.mark.parametrize("num_bytes", [NUM_BYTES // 3, 3 * NUM_BYTES])
+def test_no_place_of_an_older_layout_is_met_again(arena: Arena, num_bytes: int) -> None:
+    shared = SharedMemory(arena.fd)
+    old = [store(arena, slot) for slot in range(NUM_SLOTS) for _ in range(slot + 1)]
+    for slot in range(NUM_SLOTS):
+        arena.begin(slot)
+    arena.lay_out(num_bytes)
+    new = [arena.begin(slot) for slot in range(arena.layout.num_slots)]
+    into = np.empty(NUM_BYTES, dtype=np.uint8)
+
+    assert not set(old) & set(new)
+    assert min(each.generation for each in new) > max(each.generation for each in old)
+    assert all(copy_block(as_arena(shared.array), place, BLOCK, into) for place in old)
+    shared.close()
 
 
 def test_closing_leaves_others_what_they_have_mapped(arena: Arena) -> None:

@@ -139,6 +139,27 @@ def test_what_finds_no_room_is_counted_by_reason(tier: MemoryTier) -> None:
         tier.release(key)
 
 
+def test_blocks_of_another_size_are_taken_when_none_is_left(tier: MemoryTier) -> None:
+    small, chain = make_chain("small", 4, num_bytes=NUM_BYTES // 2), make_chain("a", 3)
+    large = make_chain("large", 1, num_bytes=2 * NUM_BYTES)
+    assert tier.reserve(large.blocks[0], b"", "") is not None
+    assert put(tier, chain) == 0
+    tier.release(large.keys[0])
+
+    assert put(tier, chain) == 3
+    assert put(tier, small) == 0
+    assert tier.drop(chain.keys[:2]) == 2
+    assert put(tier, small) == 0
+    with tier.feed.follow():
+        assert tier.drop(chain.keys[2:]) == 1
+        assert put(tier, small) == 4
+        known = set(tier.feed.snapshot().keys)
+
+    assert known == {block.prefix_key for block in small.blocks}
+    assert tier.index.num_slots > NUM_SLOTS
+    assert tier.counters.rejected == {"slot_size": 3 + 4 + 4}
+
+
 def test_a_full_tier_makes_room_and_says_what_went(tier: MemoryTier) -> None:
     old, new = make_chain("old", NUM_SLOTS // 2), make_chain("new", NUM_SLOTS // 2)
     put(tier, old)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -91,6 +92,26 @@ async def test_a_block_that_left_meanwhile_is_not_counted(
     await asyncio.sleep(0)
 
     assert not tier.counters.rejected
+
+
+async def test_it_goes_on_when_the_arena_is_laid_out_anew_meanwhile(
+    tier: MemoryTier, scrubber: Scrubber, thread: ThreadPoolExecutor
+) -> None:
+    may_look = threading.Event()
+    thread.submit(may_look.wait, 30)
+    scrubber.look_at(record_of(tier, 3))
+    await eventually(lambda: not scrubber.num_waiting)
+    tier.drop(CHAIN.keys)
+    large = make_chain("large", 1, num_bytes=6 * NUM_BYTES)
+    assert put(tier, large) == 1
+    may_look.set()
+    tier.arena.view(0, NUM_BYTES)[99] ^= 1
+    entry = tier.index.find(large.keys[0])
+    assert entry is not None
+    assert entry.record is not None
+    scrubber.look_at(entry.record)
+
+    await eventually(lambda: tier.counters.rejected == {"checksum": 1})
 
 
 async def test_only_so_many_wait_to_be_looked_at(

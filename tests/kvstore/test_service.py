@@ -131,6 +131,28 @@ async def test_a_writer_that_ends_leaves_nothing_reserved(ending: str) -> None:
         assert await client.put(chain) == 4
 
 
+async def test_a_writer_that_hung_up_does_not_decide_the_size_of_all_blocks() -> None:
+    chain, large = make_chain("a", 4), make_chain("large", 1, num_bytes=30 * NUM_BYTES)
+    async with running() as (store, client, arena):
+        call = client.stub.Put()
+        await call.write(reserve_request(large, mapped=True))
+        await call.read()
+        assert (await client.stats()).l1.capacity_blocks == 1
+        call.cancel()
+        await nothing_reserved(client)
+
+        assert await client.put(chain, arena=arena) == 4
+        answers = await client.get(chain, mapped=True)
+        into = np.empty(NUM_BYTES, dtype=np.uint8)
+        for answer, block, data in zip(answers, chain.blocks, chain.datas, strict=True):
+            assert copy_block(arena, place_of(answer), block, into) == ""
+            assert into.tobytes() == data
+        stats = await client.stats()
+
+    assert (stats.l1.num_blocks, stats.l1.capacity_blocks) == (4, 40)
+    assert not stats.rejected
+
+
 async def test_a_commit_that_was_cut_off_frees_its_places_when_the_thread_has_ended() -> None:
     chain = make_chain("a", 6)
     async with running() as (store, client, _):
