@@ -37,7 +37,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
     ) -> kvstore_pb2.MatchResponse:
         remaining_s = context.time_remaining()
         patience_s = math.inf if remaining_s is None else L2_SHARE * remaining_s
-        matched = await self._store.match(_keys("chain", request.chain), patience_s=patience_s)
+        matched = await self._store.match(_chain("chain", request.chain), patience_s=patience_s)
         below = self._tier2_stats()
         return kvstore_pb2.MatchResponse(
             num_l1=matched.num_l1,
@@ -49,7 +49,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
     async def Get(
         self, request: kvstore_pb2.GetRequest, context: Context
     ) -> AsyncIterator[kvstore_pb2.GetResponse]:
-        chain = _keys("chain", request.chain)
+        chain = _chain("chain", request.chain)
         _check_get(request, len(chain))
         wanted = Wanted(request.fingerprint, request.num_bytes)
         given = self._store.get(chain, request.indices, wanted, mapped=request.mapped)
@@ -137,7 +137,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
 
 
 def _reserve(writer: Writer, reserve: kvstore_pb2.Reserve) -> kvstore_pb2.PutResponse:
-    chain = _keys("reserve.chain", reserve.chain)
+    chain = _chain("reserve.chain", reserve.chain)
     new = [_new_block(header, chain) for header in reserve.headers]
     largest = max((each.block.num_bytes for each in new), default=0)
     if not reserve.mapped and largest > MAX_SENT_BYTES:
@@ -214,6 +214,14 @@ def _check_get(request: kvstore_pb2.GetRequest, length: int) -> None:
 def _check_fingerprint(field: str, fingerprint: bytes) -> None:
     if not 1 <= len(fingerprint) <= MAX_FINGERPRINT_BYTES:
         raise InvalidArgument.of(field, f"must be 1 to {MAX_FINGERPRINT_BYTES} bytes")
+
+
+def _chain(field: str, joined: bytes) -> list[bytes]:
+    """Of distinct keys: a block that comes before itself could never be evicted."""
+    keys = _keys(field, joined)
+    if len(set(keys)) < len(keys):
+        raise InvalidArgument.of(field, "must not have a key twice")
+    return keys
 
 
 def _keys(field: str, joined: bytes) -> list[bytes]:

@@ -133,7 +133,7 @@ async def test_a_writer_that_ends_leaves_nothing_reserved(ending: str) -> None:
 
 async def test_a_writer_that_hung_up_does_not_decide_the_size_of_all_blocks() -> None:
     chain, large = make_chain("a", 4), make_chain("large", 1, num_bytes=30 * NUM_BYTES)
-    async with running() as (store, client, arena):
+    async with running() as (_, client, arena):
         call = client.stub.Put()
         await call.write(reserve_request(large, mapped=True))
         await call.read()
@@ -478,6 +478,29 @@ async def test_a_header_that_makes_no_sense_is_refused_by_name(
             await call.read()
 
     assert _fields(caught.value) == [field]
+
+
+async def test_a_chain_that_has_a_key_twice_is_refused_by_name() -> None:
+    chain = make_chain("a", 1)
+    request = reserve_request(chain)
+    request.reserve.headers[0].index = 1
+    request.reserve.chain = twice = 2 * chain.joined
+    get = kvstore_pb2.GetRequest(chain=twice, fingerprint=FINGERPRINT, num_bytes=NUM_BYTES)
+    async with running() as (_, client, _):
+        put = client.stub.Put()
+        await put.write(request)
+        fields = []
+        for answer in (
+            put.read(),
+            client.stub.Match(kvstore_pb2.MatchRequest(chain=twice)),
+            client.stub.Get(get).read(),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await answer
+            fields += _fields(caught.value)
+        await nothing_reserved(client)
+
+    assert fields == ["reserve.chain", "chain", "chain"]
 
 
 async def test_a_commit_of_what_was_not_reserved_is_refused() -> None:
