@@ -73,14 +73,25 @@ class MemoryTier:
         self.index.release(key)
 
     def find(self, key: bytes, chain_index: int, wanted: Wanted) -> Record | None:
-        """A block that is here and is what it should be, its bytes aside.
+        """A block that is here and is what is wanted, its bytes aside.
 
-        One that is not is dropped and counted.
+        One whose header is damaged is dropped and counted; another one than is wanted stays.
         """
         entry = self.index.find(key)
         if entry is None or entry.record is None:
             return None
         block, _, checksum = entry.record
+        if not self.arena.header_is_whole(entry.slot, block, checksum):
+            self.reject(key, "header")
+            return None
+        return None if self.mismatch(key, chain_index, wanted) else entry.record
+
+    def mismatch(self, key: bytes, chain_index: int, wanted: Wanted) -> str:
+        """In what a block that is here is not the one wanted; "" if in nothing, or if none is."""
+        entry = self.index.find(key)
+        if entry is None or entry.record is None:
+            return ""
+        block = entry.record.block
         expected = dataclasses.replace(
             block,
             storage_key=key,
@@ -88,13 +99,7 @@ class MemoryTier:
             index=chain_index,
             num_bytes=wanted.num_bytes,
         )
-        problem = difference(block, expected)
-        if not problem and not self.arena.header_is_whole(entry.slot, block, checksum):
-            problem = "header"
-        if problem:
-            self.reject(key, problem)
-            return None
-        return entry.record
+        return difference(block, expected)
 
     def lease(self, key: bytes) -> Place:
         """Where a block lies, for a reader who copies it now."""

@@ -113,5 +113,9 @@ class Reader:
         counters = self._tier1.counters
         if given.record is None or given.from_l2:
             counters.num_misses += 1
+            index = given.chain_index
+            reason = self._tier1.mismatch(self._chain[index], index, self._wanted)
+            if reason:
+                counters.rejected[reason] += 1
         else:
             counters.hit(given.record.tenant, given.record.block.num_bytes)

@@ -65,15 +65,16 @@ def test_a_block_is_found_and_copied(tier: MemoryTier) -> None:
         (0, WANTED._replace(num_bytes=NUM_BYTES - 1), "size"),
     ],
 )
-def test_what_is_not_as_it_should_be_is_dropped_and_counted(
+def test_a_reader_that_wants_another_block_is_not_given_this_one_and_leaves_it(
     tier: MemoryTier, chain_index: int, wanted: Wanted, reason: str
 ) -> None:
     chain = make_chain("a", 1)
     put(tier, chain)
 
     assert tier.find(chain.keys[0], chain_index, wanted) is None
-    assert tier.counters.rejected == {reason: 1}
-    assert tier.index.num_blocks == 0
+    assert tier.mismatch(chain.keys[0], chain_index, wanted) == reason
+    assert tier.find(chain.keys[0], 0, WANTED) is not None
+    assert tier.mismatch(chain.keys[0], 0, WANTED) == ""
 
 
 @pytest.mark.parametrize("position", range(0, 8 + 4 + 3 * 4 + 32 + 32 + 16 + 1 + 64, 7))

@@ -98,6 +98,27 @@ async def test_what_is_here_or_on_its_way_is_not_taken_again() -> None:
     assert states == [PRESENT, PRESENT, RESERVED]
 
 
+@pytest.mark.parametrize("mapped", [False, True], ids=["bytes", "mapped"])
+async def test_who_expects_other_blocks_misses_them_and_leaves_them_to_others(
+    mapped: bool,
+) -> None:
+    chain = make_chain("a", 10)
+    async with running() as (_, client, _):
+        await client.put(chain)
+        unlike = [
+            *await client.get(chain, mapped=mapped, fingerprint=b"another engine"),
+            *await client.get(chain, mapped=mapped, num_bytes=NUM_BYTES + 1),
+        ]
+        stats = await client.stats()
+
+        assert await client.match(chain) == (10, 10)
+        assert await client.datas(chain) == list(chain.datas)
+
+    assert not any(each.WhichOneof("place") for each in unlike)
+    assert dict(stats.rejected) == {"fingerprint": 10, "size": 10}
+    assert (stats.l1.num_hits, stats.l1.num_misses) == (0, 20)
+
+
 async def test_a_block_cannot_be_found_before_it_is_committed() -> None:
     chain = make_chain("a", 2)
     async with running() as (_, client, _):
