@@ -22,7 +22,7 @@ def test_json_is_one_line_with_every_figure_under_a_plain_name(mesh: Endpoints) 
     }
     assert answer["kv_path"].keys() == {
         *("handed_off", "prefill_worker_id", "loaded_blocks", "expected_load_ms", "load_ms"),
-        *("expected_compute_ms", "handoff_gap_ms", "reason"),
+        *("expected_compute_ms", "handoff_gap_ms", "transport", "reason"),
     }
     assert answer["usage"].keys() == {
         *("prompt_tokens", "completion_tokens", "cached_tokens", "evaluated_prompt_tokens")

@@ -165,7 +165,9 @@ async def raw(server: ValkeyServer, **arguments: Any) -> AsyncIterator[Redis]:
 
 
 def settings_of(server: ValkeyServer, **changes: Any) -> KvStoreSettings:
-    defaults: dict[str, Any] = {"redis_url": url_of(server), "redis_retry_s": 0.05}
+    # A machine that is busy answers late.
+    patient = {"redis_connect_timeout_s": 10, "redis_timeout_s": 10}
+    defaults: dict[str, Any] = {"redis_url": url_of(server), "redis_retry_s": 0.05, **patient}
     return KvStoreSettings(**defaults | changes)
 
 
