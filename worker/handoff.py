@@ -20,6 +20,7 @@ from firsttoken.common.v1 import common_pb2
 from firsttoken.control.v1 import control_pb2
 from firsttoken.worker.v1 import worker_pb2
 from services.core.config import WorkerSettings
+from services.core.errors import MeshError
 from services.runtime.channels import Channels
 from worker.copying import Copier
 from worker.front import EngineFront
@@ -141,6 +142,11 @@ class Handoffs:
             raise HandoffFailed(f"{member.id}: {error.code().name}: {error.details()}") from error
         except TimeoutError:
             raise HandoffFailed(f"{member.id} does not answer") from None
+        except (HandoffFailed, MeshError):
+            raise
+        except Exception as error:
+            _log.exception("the hand-off from %s failed", member.id)
+            raise HandoffFailed("internal error") from error
         finally:
             taker.close()
             if call is not None:

@@ -6,7 +6,7 @@ from firsttoken.common.v1 import common_pb2
 from firsttoken.worker.v1 import worker_pb2
 from services.core.ledger import Ledger, Segment
 from services.runtime.protocol import spend_callee
-from worker.messages import FirstTokenTimes
+from worker.messages import FirstTokenTimes, Token
 from worker.stream import Arrival
 from worker.tier import KvLoad
 
@@ -69,12 +69,17 @@ class Origin:
                 self._record_remote(self._remote, ledger, arrival.received_s)
             elif (first := arrival.tokens[0].first) is not None:
                 self._record_local(first, ledger, arrival.received_s)
-        elif self._num_tokens == 1 and self.path.handed_off:
-            self.handoff_ms = (arrival.received_s - self._first_s) * 1e3
-            if self._remote is not None and self._same_clock:
-                gap_s = arrival.tokens[0].began_s - self._remote.evaluated_s
-                self.path.handoff_gap_ms = gap_s * 1e3
-        self._num_tokens += len(arrival.tokens)
+        num_before, self._num_tokens = self._num_tokens, self._num_tokens + len(arrival.tokens)
+        if num_before < 2 <= self._num_tokens and self._remote is not None:
+            self._record_second(self._remote, arrival.tokens[1 - num_before], arrival.received_s)
+
+    def _record_second(
+        self, first: worker_pb2.FirstToken, second: Token, received_s: float
+    ) -> None:
+        assert self._first_s is not None
+        self.handoff_ms = (received_s - self._first_s) * 1e3
+        if self._same_clock:
+            self.path.handoff_gap_ms = (second.began_s - first.evaluated_s) * 1e3
 
     def _record_local(self, first: FirstTokenTimes, ledger: Ledger, received_s: float) -> None:
         self.first = first

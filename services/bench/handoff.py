@@ -30,7 +30,7 @@ NUM_WORKERS = NUM_PREFILL_WORKERS = 1
 PROMPT_TOKENS = (256, 800)
 TRANSPORTS = ("shared_memory", "grpc")
 # Blocks that leave together while the prompt is computed; 0: all at its end.
-EXPORTS = (1, 4, 0)
+EXPORTS = (1, 0)
 
 
 class Way(NamedTuple):
