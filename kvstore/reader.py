@@ -49,9 +49,9 @@ class Reader:
         self._mapped = mapped
 
     async def read(self, indices: Sequence[int]) -> AsyncGenerator[Given, None]:
-        """One answer for each index, in this order, each as soon as it is here."""
+        """One answer for each of distinct indices, in this order, as soon as it is here."""
         chain = self._chain
-        self._tier1.index.touch([chain[index] for index in sorted(set(indices))])
+        self._tier1.index.touch([chain[index] for index in sorted(indices)])
         absent = deque(index for index in indices if self._find(index) is None)
         async with aclosing(self._read_below(tuple(absent))) as below:
             for index in indices:

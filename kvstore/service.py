@@ -200,7 +200,14 @@ def _finished(commit: kvstore_pb2.Commit) -> list[Finished]:
 
 
 def _check_get(request: kvstore_pb2.GetRequest, length: int) -> None:
-    if any(index >= length for index in request.indices):
+    if len(request.indices) > length:  # before any work for each
+        raise InvalidArgument.of(
+            "indices", f"must be at most {length}, the chain's length; got {len(request.indices)}"
+        )
+    indices = set(request.indices)
+    if len(indices) < len(request.indices):
+        raise InvalidArgument.of("indices", "must not have an index twice")
+    if any(index >= length for index in indices):
         raise InvalidArgument.of("indices", f"must be below {length}, the chain's length")
     _check_fingerprint("fingerprint", request.fingerprint)
     if not request.num_bytes:

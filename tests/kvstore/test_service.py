@@ -563,6 +563,28 @@ async def test_a_read_that_makes_no_sense_is_refused_by_name(
     assert _fields(caught.value) == [field]
 
 
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [
+        ([0, 1, 2, 0], "must be at most 3, the chain's length; got 4"),
+        ([1, 1], "must not have an index twice"),
+        ([0, 3], "must be below 3, the chain's length"),
+    ],
+)
+async def test_a_read_wants_each_block_of_the_chain_once_at_most(
+    indices: list[int], message: str
+) -> None:
+    chain = make_chain("a", 3)
+    async with running() as (_, client, _):
+        await client.put(chain)
+        with pytest.raises(grpc.aio.AioRpcError, match=message) as caught:
+            await client.get(chain, indices)
+        stats = await client.stats()
+
+    assert _fields(caught.value) == ["indices"]
+    assert (stats.l1.num_hits, stats.l1.num_misses) == (0, 0)
+
+
 async def test_a_commit_of_too_much_leaves_nothing_reserved() -> None:
     chain = make_chain("a", 3)
     async with running() as (_, client, _):
