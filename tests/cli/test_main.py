@@ -67,9 +67,11 @@ def test_a_bad_option_is_told_as_argparse_tells_it(arguments: str, said: str) ->
     assert "Traceback" not in result.stderr
 
 
-# Interrupts its own process when MODULE is imported.
+# Interrupts its own process when MODULE is imported. Where tests run in the background,
+# the shell has SIGINT ignored.
 INTERRUPT = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 class Interrupt:
     def find_spec(self, name, *_):
         if name == "MODULE":
@@ -93,6 +95,7 @@ def test_an_interrupt_before_anything_has_started_leaves_nothing(tmp_path: Path)
     """It comes while the first thing is imported that runs in the event loop."""
     script = (
         "import asyncio, os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "run = asyncio.run\n"
         "def interrupted(main):\n"
         "    main.close()\n"
