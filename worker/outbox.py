@@ -58,18 +58,16 @@ class Outbox:
             min(info.block_tokens, sequence.num_input - index * info.block_tokens)
             for index in range(first, first + count)
         ]
-        views = [
-            self._memory[slot][: size * info.token_bytes]
-            for slot, size in zip(slots, sizes, strict=True)
-        ]
-        self._engine.export_blocks(sequence.slot, first, views)
         sequence.export_next += count
         sequence.export_credit -= count
-        return [
-            # Now that their bytes are in the processor's cache.
-            ExportedBlock(sequence.request_id, first + offset, size, slot, checksum(view))
-            for offset, (slot, size, view) in enumerate(zip(slots, sizes, views, strict=True))
-        ]
+        exported = []
+        for index, slot, size in zip(range(first, first + count), slots, sizes, strict=True):
+            view = self._memory[slot][: size * info.token_bytes]
+            self._engine.export_blocks(sequence.slot, index, [view])
+            # Now that its bytes are in the processor's cache.
+            digest = checksum(view)
+            exported.append(ExportedBlock(sequence.request_id, index, size, slot, digest))
+        return exported
 
     def _num_due(self, sequence: Sequence) -> int:
         if sequence.finished:
