@@ -80,6 +80,7 @@ async def test_a_full_worker_is_passed_over() -> None:
             await anext(one)
             answers = [await mesh.client.complete("hi", max_tokens=2) for _ in range(2)]
             assert max(answer.attempts for answer in answers) == 2
+            assert len({answer.worker_id for answer in answers}) == 1
 
             async with endless(other_client) as two:
                 await anext(two)

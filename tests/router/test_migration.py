@@ -44,14 +44,15 @@ async def test_answers_go_on_elsewhere_as_if_nothing_had_happened(part: str) -> 
     rng = random.Random(part)
     asked = [(f"Tale {number}", options) for number in range(2) for options in OPTIONS]
     num_migrations = 0
-    config = simulated(router=ROUND_ROBIN, timing=SLOW)
+    # Slow enough that no answer ends before its worker is killed, also on a busy machine.
+    config = simulated(router=ROUND_ROBIN, timing={"decode_step_ms": 12.0})
     async with run_mesh(config) as mesh, run_victims(mesh) as victims:
         undisturbed = [await mesh.client.complete(prompt, **options) for prompt, options in asked]
         for _ in range(4):
             answers = await victims.disturb(asked, part, rng=rng, after=rng.randrange(1, 100))
             assert list(map(said, answers)) == list(map(said, undisturbed))
             num_migrations += sum(answer.migrations for answer in answers)
-    assert num_migrations >= 4  # answers may end before their worker is killed
+    assert num_migrations >= 10
 
 
 @pytest.mark.parametrize("part", PARTS)
