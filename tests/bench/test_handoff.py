@@ -16,6 +16,7 @@ async def test_hand_offs_of_the_real_model_are_timed_beside_one_process() -> Non
     ):
         document = await handoff.measure(client, mesh.control, prompt_tokens=(70,), num_rounds=1)
 
+    assert min(document["wake_up_ms"].values()) > 0
     rows = document["handoffs"]
     assert {(row["transport"], row["export_blocks"]) for row in rows} == {
         (transport, export) for transport in handoff.TRANSPORTS for export in handoff.EXPORTS
