@@ -15,7 +15,8 @@ from kvstore.memory_tier import MemoryTier
 from kvstore.redis_tier import RedisTier
 from kvstore.service import KvStoreServicer
 from kvstore.store import KvStore
-from services.core.config import KvStoreSettings, Snapshot
+from services.core.config import Snapshot
+from services.core.settings import KvStoreSettings
 from services.runtime.logs import event
 from services.runtime.membership import ControlClient
 from services.runtime.resource import Resource

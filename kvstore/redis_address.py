@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from services.core.config import KvStoreSettings
+from services.core.settings import KvStoreSettings
 from services.runtime.startup import StartupError
 
 DEFAULT_PORT = 6379

@@ -41,8 +41,8 @@ from kvstore.redis_record import (
 from kvstore.redis_throttle import Throttle
 from kvstore.redis_writer import WriteBehind
 from kvstore.tier2 import GROUP_BLOCKS, Found, Record, Tier2Stats, Wanted
-from services.core.config import KvStoreSettings
 from services.core.kvblocks import Buffer
+from services.core.settings import KvStoreSettings
 from services.runtime.resource import Resource
 from services.runtime.tasks import end_tasks
 

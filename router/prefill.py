@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from router.fleet import Worker
 from router.strategies import Prompt, affinity, fingerprint
-from services.core.config import RouterSettings
+from services.core.settings import RouterSettings
 
 
 class PrefillChoice:

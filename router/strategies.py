@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from router.fleet import Worker
-from services.core.config import RouterSettings
 from services.core.keys import KEY_BYTES
+from services.core.settings import RouterSettings
 from services.core.tokens import BYTES_PER_TOKEN
 
 

@@ -11,7 +11,7 @@ from firsttoken.client import MeshClient
 from kvstore.node import KvStoreNode
 from router.node import RouterNode
 from services.control.node import ControlNode
-from services.core.config import MeshConfig
+from services.core.settings import MeshConfig
 from services.tokenizer.node import TokenizerNode
 from worker.node import Role, WorkerNode
 

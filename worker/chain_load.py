@@ -17,9 +17,9 @@ from typing import NamedTuple
 import grpc
 
 from firsttoken.kvstore.v1 import kvstore_pb2
-from services.core.config import WorkerSettings
 from services.core.errors import MeshError
 from services.core.keys import storage_key
+from services.core.settings import WorkerSettings
 from services.runtime.tasks import end_tasks
 from worker.chain_reader import Chain, ChainReader, LoadCounters, LoadFailed, Reading, Until
 from worker.copying import Copier

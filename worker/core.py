@@ -13,8 +13,8 @@ import sys
 import time
 
 from services.core import config as mesh_config
-from services.core.config import DelaySettings, MeshConfig
 from services.core.keys import extend_keys, storage_key
+from services.core.settings import DelaySettings, MeshConfig
 from services.core.tokens import pack
 from services.runtime.allocator import keep_freed_memory
 from services.runtime.startup import StartupError

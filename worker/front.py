@@ -22,8 +22,9 @@ from types import TracebackType
 from typing import Self
 
 from services.core import config as mesh_config
-from services.core.config import MeshConfig, Snapshot
+from services.core.config import Snapshot
 from services.core.errors import Overloaded, Unavailable
+from services.core.settings import MeshConfig
 from services.runtime.startup import StartupError
 from worker.arena import BlockArena, new_memory
 from worker.engines.contract import Bytes, EngineInfo

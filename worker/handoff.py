@@ -19,8 +19,8 @@ from google.protobuf.message import DecodeError
 from firsttoken.common.v1 import common_pb2
 from firsttoken.control.v1 import control_pb2
 from firsttoken.worker.v1 import worker_pb2
-from services.core.config import WorkerSettings
 from services.core.errors import MeshError
+from services.core.settings import WorkerSettings
 from services.runtime.channels import Channels
 from worker.copying import Copier
 from worker.front import EngineFront

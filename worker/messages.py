@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from services.core.config import DelaySettings
 from services.core.sampling import Sampling
+from services.core.settings import DelaySettings
 from worker.arena import ArenaLayout
 from worker.engines.contract import DisaggregatedParams, EngineInfo
 

@@ -11,10 +11,10 @@ import grpc
 
 from firsttoken.common.v1 import common_pb2
 from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
-from services.core.config import DelaySettings, WorkerSettings
 from services.core.errors import Unavailable
 from services.core.keys import join_keys
 from services.core.ledger import Ledger
+from services.core.settings import DelaySettings, WorkerSettings
 from services.models.vocabulary import Vocabulary
 from services.runtime.delays import inject
 from services.runtime.interceptor import Context

@@ -21,7 +21,8 @@ from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
 from services.bench.processes import family, list_members, stopped, until
 from services.bench.settings import configure
-from services.core.config import MeshConfig, parse
+from services.core.config import parse
+from services.core.settings import MeshConfig
 from services.runtime.channels import open_channel
 
 # For a mesh with one worker that answers and one that prefills.

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, TypeAlias
 from kvstore.eviction import POLICIES, EvictionPolicy
 from kvstore.index import BlockIndex
 from kvstore.tier2 import Record
-from services.core.config import KvStoreSettings
 from services.core.kvblocks import Block
+from services.core.settings import KvStoreSettings
 
 # The blocks of one prompt, from its start: equal numbers are equal blocks.
 Chain: TypeAlias = Sequence[int]

@@ -18,7 +18,8 @@ from firsttoken.client import MeshClient
 from services.bench.in_process import Reference
 from services.bench.settings import configure
 from services.bench.wake import wake_up_ms
-from services.core.config import MeshConfig, parse
+from services.core.config import parse
+from services.core.settings import MeshConfig
 from services.core.tokens import TokenArray
 from services.runtime.startup import StartupError
 from worker.engines import open_engine

@@ -26,8 +26,8 @@ from kvstore.node import KvStoreNode
 from services.bench.redis_ways import embedded_server
 from services.control.node import ControlNode
 from services.core import config as mesh_config
-from services.core.config import MeshConfig
 from services.core.keys import extend_keys, join_keys, root_key, split_keys, storage_key
+from services.core.settings import MeshConfig
 from services.core.tokens import pack
 from services.runtime.channels import open_channel
 from worker.node import WorkerNode

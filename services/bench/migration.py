@@ -20,7 +20,8 @@ from firsttoken.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
 from services.bench.processes import POLL_S, kill, list_members, until
 from services.bench.reuse import WORDS
-from services.core.config import MeshConfig, parse
+from services.core.config import parse
+from services.core.settings import MeshConfig
 from services.runtime.channels import open_channel
 from services.runtime.startup import StartupError
 from services.runtime.tasks import end_tasks

@@ -31,9 +31,9 @@ from services.bench.redis_ways import (
     put,
     timed,
 )
-from services.core.config import KvStoreSettings
 from services.core.keys import storage_key
 from services.core.kvblocks import Block, checksum
+from services.core.settings import KvStoreSettings
 from services.runtime.tasks import end_tasks
 
 SMALL, BLOCK = b"small", b"block"

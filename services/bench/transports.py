@@ -25,7 +25,8 @@ import numpy as np
 from firsttoken.client import MeshClient
 from services.bench.in_process import Reference
 from services.bench.settings import configure
-from services.core.config import MeshConfig, parse
+from services.core.config import parse
+from services.core.settings import MeshConfig
 from services.core.tokens import TokenArray
 from services.runtime.allocator import keep_freed_memory
 from services.runtime.startup import StartupError

@@ -30,7 +30,7 @@ from services.cli.failures import CANNOT_START, Failure
 from services.cli.figures import show_figures
 from services.cli.plans import run_quiet_mesh
 from services.cli.restarts import RestartPolicy
-from services.core.config import MeshConfig
+from services.core.settings import MeshConfig
 from services.runtime.startup import StartupError
 
 Measure: TypeAlias = Callable[[], Awaitable[dict[str, Any]]]

@@ -14,7 +14,8 @@ from services.cli.logs import RunLogs
 from services.cli.mesh import LocalMesh, MeshPlan
 from services.cli.restarts import RestartPolicy
 from services.cli.settings import to_toml
-from services.core.config import MeshConfig, flatten, nest, parse
+from services.core.config import flatten, nest, parse
+from services.core.settings import MeshConfig
 
 ANY_PORT = "127.0.0.1:0"
 

@@ -6,7 +6,8 @@ import json
 from itertools import groupby
 from typing import Any
 
-from services.core.config import MeshConfig, Rule, flatten, settings
+from services.core.config import flatten, settings
+from services.core.settings import MeshConfig, Rule
 
 _INTRODUCTION = """\
 # Configuration

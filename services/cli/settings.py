@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from services.core.config import MeshConfig, flatten, unknown_setting
+from services.core.config import flatten, unknown_setting
 from services.core.errors import InvalidArgument
+from services.core.settings import MeshConfig
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:

@@ -25,8 +25,9 @@ from services.cli.screen import Screen
 from services.cli.settings import parse_assignments
 from services.cli.shell import run_shell_command
 from services.control.configfile import read_config
-from services.core.config import ENGINES, MeshConfig, flatten, nest, parse
+from services.core.config import flatten, nest, parse
 from services.core.errors import InvalidArgument
+from services.core.settings import ENGINES, MeshConfig
 from services.models.catalog import find_model
 from services.runtime.startup import StartupError
 

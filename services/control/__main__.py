@@ -9,7 +9,7 @@ from pathlib import Path
 
 from services.control.configfile import read_config
 from services.control.node import ControlNode
-from services.core.config import MeshConfig
+from services.core.settings import MeshConfig
 from services.runtime.process import add_options, read_options, run_node
 
 

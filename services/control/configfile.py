@@ -5,8 +5,9 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from services.core.config import MeshConfig, parse
+from services.core.config import parse
 from services.core.errors import InvalidArgument
+from services.core.settings import MeshConfig
 from services.runtime.startup import StartupError
 
 

@@ -8,7 +8,7 @@ from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from services.control.hub import Hub
 from services.control.service import ControlService
 from services.control.store import MemoryStore, Store
-from services.core.config import MeshConfig
+from services.core.settings import MeshConfig
 from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
 

@@ -33,8 +33,9 @@ from services.control.redis_records import (
 )
 from services.control.state import FIRST_GENERATION, Members
 from services.control.store import Listener, changed_meanwhile
-from services.core.config import MeshConfig, Snapshot, from_json, to_json
+from services.core.config import Snapshot, from_json, to_json
 from services.core.errors import InvalidArgument, Unavailable
+from services.core.settings import MeshConfig
 from services.runtime.logs import event
 from services.runtime.startup import StartupError
 from services.runtime.tasks import end_tasks

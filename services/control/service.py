@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from services.control.hub import Hub, Session, configuration_of
-from services.core.config import MeshConfig, Snapshot, to_json, without_passwords
+from services.core.config import Snapshot, to_json, without_passwords
 from services.core.errors import InvalidArgument
+from services.core.settings import MeshConfig
 from services.runtime.server import Context
 from services.runtime.tasks import end_tasks
 

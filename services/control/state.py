@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, TypeAlias
 import orjson
 
 from firsttoken.control.v1 import control_pb2
-from services.core.config import MeshConfig, Snapshot, change
+from services.core.config import Snapshot, change
 from services.core.errors import Conflict, InvalidArgument, Violation
+from services.core.settings import MeshConfig
 
 Members: TypeAlias = tuple[control_pb2.Member, ...]
 

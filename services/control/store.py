@@ -6,8 +6,9 @@ from types import TracebackType
 from typing import Protocol
 
 from services.control.state import Members, first_snapshot
-from services.core.config import MeshConfig, Snapshot
+from services.core.config import Snapshot
 from services.core.errors import Conflict
+from services.core.settings import MeshConfig
 
 
 class Listener(Protocol):

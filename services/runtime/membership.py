@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 import grpc
 
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
-from services.core.config import MeshConfig, Snapshot, from_json
+from services.core.config import Snapshot, from_json
 from services.core.errors import InvalidArgument
+from services.core.settings import MeshConfig
 from services.runtime import logs
 from services.runtime.channels import open_channel
 from services.runtime.logs import event

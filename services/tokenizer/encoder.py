@@ -11,9 +11,9 @@ from typing import NamedTuple, TypeAlias
 
 from tokenizers import Tokenizer
 
-from services.core.config import TokenizerSettings
 from services.core.errors import InvalidArgument
 from services.core.keys import extend_keys, root_key
+from services.core.settings import TokenizerSettings
 from services.core.tokens import pack, unpack
 from services.models.vocabulary import Vocabulary
 from services.tokenizer.template import ChatPrompt, ChatTemplate

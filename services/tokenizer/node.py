@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 
 from firsttoken.control.v1 import control_pb2
 from firsttoken.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
-from services.core.config import MeshSettings
+from services.core.settings import MeshSettings
 from services.models.catalog import find_model
 from services.models.gguf import read_metadata
 from services.models.vocabulary import Vocabulary, build_tokenizer

@@ -11,10 +11,10 @@ from typing import NamedTuple, TypeVar
 from google.protobuf.message import Message
 
 from firsttoken.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
-from services.core.config import MeshConfig, TokenizerSettings
 from services.core.errors import InvalidArgument, MeshError
 from services.core.keys import join_keys
 from services.core.ledger import Ledger, Segment
+from services.core.settings import MeshConfig, TokenizerSettings
 from services.core.tokens import BYTES_PER_TOKEN
 from services.runtime.channels import MAX_MESSAGE_BYTES
 from services.runtime.delays import inject

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.core.config import MeshConfig, flatten
+from services.core.config import flatten
+from services.core.settings import MeshConfig
 from tests.cli.running import Endpoints, run_to_end
 
 

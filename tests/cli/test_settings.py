@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.cli.settings import parse_assignments, to_toml
-from services.core.config import MeshConfig, flatten, nest, parse
+from services.core.config import flatten, nest, parse
 from services.core.errors import InvalidArgument
+from services.core.settings import MeshConfig
 
 
 def test_values_take_the_type_of_their_setting() -> None:

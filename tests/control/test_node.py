@@ -12,7 +12,8 @@ from grpc_status import rpc_status
 
 from firsttoken.control.v1 import control_pb2
 from services.control.node import ControlNode
-from services.core.config import MeshConfig, parse, to_json
+from services.core.config import parse, to_json
+from services.core.settings import MeshConfig
 from services.runtime.membership import ControlClient
 from tests.control.mesh import make_member, operating, read_to_end
 from tests.runtime.waiting import eventually

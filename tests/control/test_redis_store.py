@@ -15,7 +15,8 @@ from firsttoken.control.v1 import control_pb2
 from services.control import redis_records, redis_store
 from services.control.node import ControlNode
 from services.control.redis_records import CONFIG_KEY, REPLICAS_KEY, without_password
-from services.core.config import MeshConfig, parse, to_json
+from services.core.config import parse, to_json
+from services.core.settings import MeshConfig
 from services.runtime.membership import ControlClient
 from services.runtime.startup import StartupError
 from tests.control.mesh import make_member, operating

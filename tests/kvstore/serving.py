@@ -11,8 +11,8 @@ from kvstore.memory_tier import MemoryTier
 from kvstore.redis_tier import RedisTier
 from kvstore.service import KvStoreServicer
 from kvstore.store import KvStore
-from services.core.config import KvStoreSettings
 from services.core.kvblocks import HEADER_BYTES, Bytes
+from services.core.settings import KvStoreSettings
 from services.runtime.server import MeshServer
 from services.runtime.sharing import MemoryServer, open_shared
 from tests.kvstore.blocks import NUM_BYTES, Client, as_arena, client_of, nothing_reserved

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.eviction import POLICIES, EvictionPolicy, Lru, S3Fifo, SegmentedLru
-from services.core.config import EVICTION_POLICIES
+from services.core.settings import EVICTION_POLICIES
 
 NUM_BLOCKS = 20
 

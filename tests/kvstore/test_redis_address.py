@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvstore.redis_address import RedisAddress, address_of, parse_url
-from services.core.config import KvStoreSettings
+from services.core.settings import KvStoreSettings
 from services.runtime.startup import StartupError
 
 

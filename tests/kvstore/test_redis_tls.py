@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from kvstore.redis_tier import RedisTier
-from services.core.config import KvStoreSettings
+from services.core.settings import KvStoreSettings
 from tests.kvstore.redis_servers import (
     KINDS,
     add_user,

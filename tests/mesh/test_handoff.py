@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from firsttoken.client import Answer
 from services.core import config as mesh_config
+from services.core.settings import MeshConfig
 from tests.conftest import Mesh, MeshFactory
 
 DATA = Path(__file__).parent.parent / "data"
@@ -27,7 +28,7 @@ WORKER = {
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-def config_of(transport: str) -> mesh_config.MeshConfig:
+def config_of(transport: str) -> MeshConfig:
     return mesh_config.parse(
         {"mesh": {"block_tokens": 16}, "worker": {**WORKER, "handoff_transport": transport}}
     )

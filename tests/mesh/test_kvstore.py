@@ -17,6 +17,7 @@ from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from firsttoken.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
 from services.core import config as mesh_config
+from services.core.settings import MeshConfig
 from services.core.tokens import unpack
 from services.runtime.channels import open_channel
 from tests.conftest import Mesh, MeshFactory
@@ -41,7 +42,7 @@ Chat = list[dict[str, str]]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-def config_of(kv_load: str) -> mesh_config.MeshConfig:
+def config_of(kv_load: str) -> MeshConfig:
     return mesh_config.parse(
         {
             "mesh": {"block_tokens": BLOCK_TOKENS},

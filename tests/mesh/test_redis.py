@@ -22,7 +22,7 @@ from kvstore.redis_record import decode_header, encode, encode_header
 from kvstore.store import KvStore
 from kvstore.tier2 import Tier2
 from services.core import config as mesh_config
-from services.core.config import MeshConfig
+from services.core.settings import MeshConfig
 from services.runtime.channels import open_channel
 from services.runtime.tasks import end_tasks
 from tests.conftest import Mesh, MeshFactory

@@ -18,7 +18,7 @@ from router.fleet import Worker
 from router.node import RouterNode
 from services.control.node import ControlNode
 from services.core import config
-from services.core.config import MeshConfig
+from services.core.settings import MeshConfig
 from services.runtime.channels import open_channel
 from services.tokenizer.node import TokenizerNode
 from tests.runtime.waiting import eventually

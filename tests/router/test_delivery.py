@@ -13,7 +13,7 @@ import pytest
 
 from firsttoken.common.v1 import common_pb2
 from firsttoken.router.v1 import inference_pb2, inference_pb2_grpc
-from services.core.config import MeshConfig
+from services.core.settings import MeshConfig
 from tests.router.meshes import Mesh, idle, run_mesh, run_workers, simulated
 from tests.runtime.waiting import eventually
 

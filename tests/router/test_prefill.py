@@ -5,7 +5,7 @@ from collections import Counter
 from router.fleet import Fleet, Role, Slot, Worker
 from router.prefill import PrefillChoice
 from router.strategies import Prompt
-from services.core.config import RouterSettings
+from services.core.settings import RouterSettings
 from tests.router.fleets import announce, make_worker
 from tests.router.test_strategies import make_prompt
 

@@ -14,8 +14,8 @@ from router.strategies import (
     Strategy,
     make_strategy,
 )
-from services.core.config import ROUTING_STRATEGIES, RouterSettings
 from services.core.keys import extend_keys, join_keys, root_key
+from services.core.settings import ROUTING_STRATEGIES, RouterSettings
 from services.core.tokens import pack
 from tests.router.fleets import make_fleet, make_worker
 

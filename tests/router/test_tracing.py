@@ -14,6 +14,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 from firsttoken.client import MeshError
 from services.core import config
 from services.core.ledger import Segment
+from services.core.settings import MeshConfig
 from tests.conftest import MeshFactory
 
 TRACE_ID, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -50,7 +51,7 @@ async def run_collector() -> AsyncIterator[tuple[Collector, str]]:
     await server.stop(0)
 
 
-def traced(endpoint: str) -> config.MeshConfig:
+def traced(endpoint: str) -> MeshConfig:
     return config.parse(
         {"telemetry": {"otlp_endpoint": endpoint}, "worker": {"engine": "simulated"}}
     )

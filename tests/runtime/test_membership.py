@@ -9,7 +9,8 @@ import pytest
 
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from services.control.node import ControlNode
-from services.core.config import MeshConfig, Snapshot, parse
+from services.core.config import Snapshot, parse
+from services.core.settings import MeshConfig
 from services.runtime.membership import ControlClient, Members
 from services.runtime.server import Context, MeshServer
 from services.runtime.startup import StartupError

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.core.config import MeshSettings, TokenizerSettings
 from services.core.errors import InvalidArgument
 from services.core.keys import root_key
+from services.core.settings import MeshSettings, TokenizerSettings
 from services.core.tokens import pack
 from services.tokenizer.encoder import EncodedPrompt, Encoder, Prompt
 from services.tokenizer.node import load_encoder

@@ -12,8 +12,9 @@ from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from firsttoken.tokenizer.v1 import tokenizer_pb2_grpc
 from firsttoken.tokenizer.v1.tokenizer_pb2 import EncodeRequest
 from services.control.node import ControlNode
-from services.core.config import MeshConfig, parse
+from services.core.config import parse
 from services.core.errors import InvalidArgument
+from services.core.settings import MeshConfig
 from services.runtime.channels import open_channel
 from services.runtime.startup import StartupError
 from services.tokenizer.node import TokenizerNode

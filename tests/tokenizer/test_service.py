@@ -24,9 +24,10 @@ from firsttoken.tokenizer.v1.tokenizer_pb2 import (
     GetInfoRequest,
 )
 from services.control.node import ControlNode
-from services.core.config import MeshConfig, MeshSettings, parse
+from services.core.config import parse
 from services.core.keys import root_key, split_keys
 from services.core.ledger import Ledger, Segment
+from services.core.settings import MeshConfig, MeshSettings
 from services.core.tokens import pack
 from services.runtime.channels import open_channel
 from services.runtime.membership import ControlClient

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kvstore.node import KvStoreNode
 from kvstore.redis_tier import RedisTier
 from services.control.node import ControlNode
-from services.core.config import MeshConfig
+from services.core.settings import MeshConfig
 from services.runtime.tasks import end_tasks
 from tests.kvstore.redis_servers import url_of, valkey
 from tests.worker.tiers import (

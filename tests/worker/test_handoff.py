@@ -18,6 +18,7 @@ from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
 from services.control.node import ControlNode
 from services.core import config as mesh_config
 from services.core.keys import extend_keys, join_keys, root_key
+from services.core.settings import MeshConfig
 from services.core.tokens import pack, unpack
 from services.runtime.channels import open_channel
 from worker.node import Role, WorkerNode
@@ -28,7 +29,7 @@ BLOCK_TOKENS = 16
 TRANSPORTS = ("shared_memory", "grpc", "engine")
 
 
-def config_of(*, timing: Mapping[str, Any] | None = None, **worker: Any) -> mesh_config.MeshConfig:
+def config_of(*, timing: Mapping[str, Any] | None = None, **worker: Any) -> MeshConfig:
     simulated = {
         "prefill_tokens_per_s": 20000,
         "decode_step_ms": 1,
@@ -65,7 +66,7 @@ class Pair(NamedTuple):
 
 
 @asynccontextmanager
-async def run_pair(config: mesh_config.MeshConfig) -> AsyncIterator[Pair]:
+async def run_pair(config: MeshConfig) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as stack:
         control = await stack.enter_async_context(ControlNode(config=config))
         prefill, decode = [

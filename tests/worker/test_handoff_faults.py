@@ -25,6 +25,7 @@ from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
 from services.control.node import ControlNode
 from services.core import config as mesh_config
 from services.core.keys import extend_keys, join_keys, root_key
+from services.core.settings import MeshConfig
 from services.core.tokens import pack, unpack
 from services.runtime.channels import open_channel
 from tests.router.meshes import run_process
@@ -39,7 +40,7 @@ PROMPT_TOKENS = 512
 NUM_OUTBOX = 12
 
 
-def config_of(transport: str) -> mesh_config.MeshConfig:
+def config_of(transport: str) -> MeshConfig:
     return mesh_config.parse(
         {
             "mesh": {"block_tokens": BLOCK_TOKENS},

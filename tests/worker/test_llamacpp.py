@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.core.config import MeshConfig, parse, to_json
+from services.core.config import parse, to_json
+from services.core.settings import MeshConfig
 from services.core.tokens import TokenArray
 from services.models.catalog import ModelFiles, find_model
 from services.models.gguf import read_metadata

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.config import MeshConfig, parse
+from services.core.config import parse
+from services.core.settings import MeshConfig
 from services.core.tokens import TokenArray
 from services.models.catalog import find_model
 from services.models.gguf import read_metadata

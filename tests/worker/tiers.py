@@ -15,9 +15,9 @@ import numpy as np
 from firsttoken.control.v1 import control_pb2
 from services.control.node import ControlNode
 from services.core import config as mesh_config
-from services.core.config import MeshConfig
 from services.core.keys import extend_keys, root_key
 from services.core.sampling import Sampling
+from services.core.settings import MeshConfig
 from services.core.tokens import pack
 from services.runtime.membership import ControlClient
 from services.runtime.tasks import end_tasks

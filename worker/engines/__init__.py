@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from services.core.config import MeshConfig
 from services.core.errors import InvalidArgument
+from services.core.settings import MeshConfig
 from services.models.catalog import find_model
 from services.models.gguf import read_metadata
 from services.models.vocabulary import Vocabulary

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.core.config import MeshConfig, SimulatedSettings
+from services.core.settings import MeshConfig, SimulatedSettings
 from services.models.vocabulary import Vocabulary
 from worker.engines.contract import Bytes, EngineFailure, EngineInfo, Logits, Work
 from worker.engines.simulated_kv import SequenceKV, Words, mix

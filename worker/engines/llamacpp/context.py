@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from services.core.config import WorkerSettings
+from services.core.settings import WorkerSettings
 from services.runtime.startup import StartupError
 from worker.engines.contract import Bytes, EngineFailure, Logits
 from worker.engines.llamacpp import binding

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from services.core.config import MeshConfig
+from services.core.settings import MeshConfig
 from services.models.catalog import ModelFiles
 from services.models.vocabulary import Vocabulary
 from services.runtime.startup import StartupError

@@ -1,0 +1,442 @@
+"""Every setting of the mesh: its default, its bounds, what it does.
+
+config.py parses and changes values of these. A setting marked `at_start` is read once
+by the process that uses it, and cannot be changed while the mesh runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+ROUTING_STRATEGIES = ("round_robin", "random", "least_outstanding", "prefix_aware")
+ENGINES = ("llamacpp", "simulated")
+EVICTION_POLICIES = ("s3fifo", "slru", "lru")
+KV_LOAD_MODES = ("auto", "always", "never")
+
+
+class Form(NamedTuple):
+    """What a text may be: a regular expression that all of it matches, and its words."""
+
+    pattern: str
+    words: str
+
+
+OTLP_ENDPOINT = Form(
+    r"(https?://(\[[0-9A-Fa-f:.]+\]|[^\s/:@?#\[\]]+):[0-9]{1,5})?",
+    "empty, http://host:port or https://host:port",
+)
+
+
+class Rule(NamedTuple):
+    """What a setting may be."""
+
+    doc: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    form: Form | None = None
+    at_start: bool = False
+
+
+def setting(
+    default: Any,
+    doc: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    form: Form | None = None,
+    at_start: bool = False,
+) -> Any:
+    rule = Rule(doc, low, high, choices, form, at_start)
+    return field(default=default, metadata={"rule": rule})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshSettings:
+    model: str = setting(
+        "smollm2-135m-instruct",
+        "The model served: a known name, or the path of a GGUF file.",
+        at_start=True,
+    )
+    block_tokens: int = setting(
+        64, "Tokens in a KV block, the unit of reuse.", low=8, high=512, at_start=True
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlSettings:
+    redis_url: str = setting(
+        "",
+        "Where several control replicas keep the configuration, as redis://host:port/db;"
+        " empty keeps it in memory.",
+        at_start=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerSettings:
+    nfc: bool = setting(False, "Bring text to Unicode normal form C before encoding.")
+    max_text_bytes: int = setting(
+        1 << 20, "Longest text of one request, in UTF-8 bytes.", low=1, high=1 << 24
+    )
+    threads: int = setting(2, "Threads that encode.", low=1, high=64, at_start=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSettings:
+    routing_strategy: str = setting(
+        "prefix_aware", "How a worker is chosen.", choices=ROUTING_STRATEGIES
+    )
+    prefix_length: int = setting(
+        256,
+        "prefix_aware: requests whose first prefix_length tokens agree go to the same worker."
+        " Counted in whole blocks.",
+        low=8,
+        high=65536,
+    )
+    prefix_length_bytes: int = setting(
+        0,
+        "prefix_aware: when not 0, take the first bytes of the prompt's text instead of tokens.",
+        low=0,
+        high=65536,
+    )
+    concurrency_threshold: int = setting(
+        4,
+        "prefix_aware: requests in flight at the preferred worker from which another is taken.",
+        low=1,
+        high=1024,
+    )
+    max_queue: int = setting(
+        1024, "Requests that may wait for a worker; one more is refused.", low=0, high=1_000_000
+    )
+    batch_ageing_s: float = setting(
+        5.0,
+        "A waiting batch request goes before interactive ones that came this much later.",
+        low=0,
+        high=3600,
+    )
+    worker_wait_s: float = setting(
+        10.0, "How long a request waits while no worker is ready at all.", low=0, high=3600
+    )
+    max_attempts: int = setting(3, "Workers tried before the first token, at most.", low=1, high=16)
+    max_migrations: int = setting(
+        3,
+        "How often an answer may go on at another worker because its own died.",
+        low=0,
+        high=16,
+    )
+    max_unread_bytes: int = setting(
+        4 << 20,
+        "Most bytes of an answer that wait for a client that reads slowly; with more, the answer"
+        " ends.",
+        low=0,
+        high=1 << 32,
+    )
+    prefill_affinity_tokens: int = setting(
+        512,
+        "How many more prompt tokens than the least busy one a prefill worker may have to"
+        " compute and still get a prompt that begins like those it had before.",
+        low=0,
+        high=1_000_000,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedSettings:
+    """The timing model of the simulated engine."""
+
+    prefill_tokens_per_s: float = setting(
+        8000.0, "Prompt tokens computed a second.", low=0.001, high=1e9, at_start=True
+    )
+    decode_step_ms: float = setting(
+        8.0, "Duration of a decode step.", low=0, high=60_000, at_start=True
+    )
+    decode_step_ms_per_seq: float = setting(
+        0.05, "Added to a decode step for each sequence in it.", low=0, high=60_000, at_start=True
+    )
+    num_blocks: int = setting(
+        2048,
+        "KV blocks, shared by running requests and cache.",
+        low=1,
+        high=10_000_000,
+        at_start=True,
+    )
+    kv_bytes_per_token: int = setting(
+        1024, "KV bytes a token occupies and moves.", low=1, high=1 << 20, at_start=True
+    )
+    transfer_gb_per_s: float = setting(
+        20.0, "Speed at which KV enters and leaves the engine.", low=0.001, high=1e6, at_start=True
+    )
+    engine_transport: bool = setting(
+        False,
+        "Move KV to other simulated engines on this host at transfer_gb_per_s, as GPUs do, beside"
+        " the steps and past the workers.",
+        at_start=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    engine: str = setting("llamacpp", "The engine.", choices=ENGINES, at_start=True)
+    num_slots: int = setting(8, "Requests that run at once.", low=1, high=256, at_start=True)
+    max_context_tokens: int = setting(
+        2048,
+        "Most tokens of prompt and answer together, in one request.",
+        low=16,
+        high=1 << 20,
+        at_start=True,
+    )
+    num_cache_blocks: int = setting(
+        192, "llamacpp: KV blocks kept for reuse.", low=1, high=1_000_000, at_start=True
+    )
+    kv_type: str = setting(
+        "bf16", "llamacpp: type of KV values.", choices=("bf16", "q8_0"), at_start=True
+    )
+    threads: int = setting(
+        0,
+        "llamacpp: threads of one worker; 0 shares the machine's cores among the workers.",
+        low=0,
+        high=256,
+        at_start=True,
+    )
+    max_step_ms: float = setting(
+        250.0,
+        "Longest engine step aimed at: it bounds cancellation and interference.",
+        low=1,
+        high=60_000,
+    )
+    max_batch_tokens: int = setting(
+        512,
+        "Most tokens in one engine step; at least num_slots.",
+        low=16,
+        high=65536,
+        at_start=True,
+    )
+    num_inbox_blocks: int = setting(
+        32,
+        "KV blocks that may be on their way into the engine at once.",
+        low=1,
+        high=1_000_000,
+        at_start=True,
+    )
+    num_outbox_blocks: int = setting(
+        32,
+        "KV blocks that may be on their way to other workers at once.",
+        low=1,
+        high=1_000_000,
+        at_start=True,
+    )
+    handoff_export_blocks: int = setting(
+        1,
+        "Finished blocks of a prompt that leave for a decode worker together, while the rest is"
+        " computed; 0 sends all at the prompt's end.",
+        low=0,
+        high=1_000_000,
+    )
+    kv_load: str = setting(
+        "auto",
+        "Whether KV blocks come out of the KV store: auto loads them where that is expected to be"
+        " faster than computing them.",
+        choices=KV_LOAD_MODES,
+    )
+    kv_load_timeout_ms: float = setting(
+        2000.0,
+        "Longest load of a request's blocks. It ends earlier where computing would have ended.",
+        low=1,
+        high=60_000,
+    )
+    kv_write_queue_blocks: int = setting(
+        256,
+        "Blocks that may wait to be written to the KV store; one more is dropped. 0 writes none.",
+        low=0,
+        high=1_000_000,
+    )
+    handoff_transport: str = setting(
+        "auto",
+        "How KV comes from a prefill worker: by the engines themselves where both can, else"
+        " through memory where both are on one host, else as bytes over gRPC (auto); or only one"
+        " of these.",
+        choices=("auto", "engine", "shared_memory", "grpc"),
+    )
+    handoff_min_tokens: int = setting(
+        0,
+        "Uncached prompt tokens from which another worker computes the prompt; 0 decides by"
+        " what was measured.",
+        low=0,
+        high=1_000_000,
+    )
+    handoff_timeout_ms: float = setting(
+        10_000.0,
+        "A prefill worker that says nothing for so long is given up, and the prompt computed here.",
+        low=1,
+        high=3_600_000,
+    )
+    max_waiting: int = setting(
+        256, "Requests that may wait inside a worker; one more is refused.", low=0, high=100_000
+    )
+    simulated: SimulatedSettings = field(default_factory=SimulatedSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvStoreSettings:
+    capacity_mb: int = setting(
+        512,
+        "L1: node memory for KV blocks, in MiB. It is taken as blocks come.",
+        low=1,
+        high=1 << 24,
+        at_start=True,
+    )
+    eviction_policy: str = setting(
+        "s3fifo",
+        "Which block goes when L1 is full. lru is the baseline; the others withstand scans.",
+        choices=EVICTION_POLICIES,
+        at_start=True,
+    )
+    local_redis_mb: int = setting(
+        1024,
+        "firsttoken up: most memory, in MiB, of the Redis that it runs as L2 when redis_url is"
+        " empty; 0 runs none.",
+        low=0,
+        high=1 << 20,
+        at_start=True,
+    )
+    max_tenant_share: float = setting(
+        1.0,
+        "The share of L1 that one tenant may fill; beyond it, its blocks push out its own.",
+        low=0.001,
+        high=1,
+    )
+    redis_url: str = setting(
+        "",
+        "L2: a Redis or Valkey that keeps KV blocks when workers and kvstore stop, as"
+        " redis://user:password@host:port/db, rediss:// for TLS, or unix:///path. Empty: none.",
+        at_start=True,
+    )
+    redis_user_file: str = setting(
+        "", "File that holds the name of the ACL user, instead of the URL.", at_start=True
+    )
+    redis_password_file: str = setting(
+        "", "File that holds the password, instead of the URL.", at_start=True
+    )
+    redis_ca_file: str = setting(
+        "",
+        "rediss://: certificates of the authorities to trust, in PEM; empty trusts the system's.",
+        at_start=True,
+    )
+    redis_cluster: bool = setting(
+        False, "redis_url names a node of a Redis Cluster.", at_start=True
+    )
+    redis_connections: str = setting(
+        "multiplexed",
+        "multiplexed: all reads share one connection. fifo_pool: a connection for each, the one"
+        " that rested longest first. A Redis Cluster always has a pool for each node.",
+        choices=("multiplexed", "fifo_pool"),
+        at_start=True,
+    )
+    redis_pool_size: int = setting(
+        16, "Most connections for reads in a pool.", low=1, high=1024, at_start=True
+    )
+    redis_connect_timeout_s: float = setting(
+        1.0, "Longest wait for a connection to Redis.", low=0.01, high=60, at_start=True
+    )
+    redis_timeout_s: float = setting(
+        1.0,
+        "Longest wait for Redis: multiplexed, without a byte coming or leaving; in a pool, for all"
+        " of an answer.",
+        low=0.01,
+        high=60,
+        at_start=True,
+    )
+    redis_retry_s: float = setting(
+        1.0,
+        "Time between two tries while Redis does not answer, or refuses blocks.",
+        low=0.01,
+        high=600,
+        at_start=True,
+    )
+    redis_batch_bytes: int = setting(
+        4 << 20,
+        "Most bytes of blocks in one command to Redis; at least one block.",
+        low=1,
+        high=1 << 28,
+        at_start=True,
+    )
+    redis_write_queue_bytes: int = setting(
+        64 << 20,
+        "Most bytes of blocks that wait to be written to Redis; more are dropped.",
+        low=0,
+        high=1 << 36,
+        at_start=True,
+    )
+    redis_ttl_s: float = setting(
+        86400.0,
+        "How long Redis keeps a block after it was written; 0 keeps it until Redis evicts it.",
+        low=0,
+        high=31536000,
+        at_start=True,
+    )
+    debug_l2_bytes_per_s: float = setting(
+        0.0,
+        "Read blocks from Redis no faster than this, for benchmarks; 0: as fast as it goes.",
+        low=0,
+        high=1e12,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetrySettings:
+    otlp_endpoint: str = setting(
+        "",
+        "OTLP gRPC collector; empty exports nothing.",
+        form=OTLP_ENDPOINT,
+        at_start=True,
+    )
+    sample_ratio: float = setting(
+        1.0, "Share of requests traced when the caller did not decide.", low=0, high=1
+    )
+    log_level: str = setting(
+        "info", "Least severity logged.", choices=("debug", "info", "warning", "error")
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelaySettings:
+    """Delays to inject, in milliseconds: they show that each lands in its own segment."""
+
+    router_queue: float = setting(0.0, "While queued in the router.", low=0, high=60_000)
+    router_to_tokenizer: float = setting(
+        0.0, "On the way from router to tokenizer.", low=0, high=60_000
+    )
+    tokenizer_encode: float = setting(0.0, "While encoding.", low=0, high=60_000)
+    router_route: float = setting(0.0, "While choosing a worker.", low=0, high=60_000)
+    router_to_worker: float = setting(0.0, "On the way from router to worker.", low=0, high=60_000)
+    router_unowned: float = setting(
+        0.0, "In the router, where no segment owns it.", low=0, high=60_000
+    )
+    worker_prefill_queue: float = setting(
+        0.0, "In the worker, before a batch takes the request.", low=0, high=60_000
+    )
+    worker_kv_load: float = setting(0.0, "While cached KV is loaded.", low=0, high=60_000)
+    worker_prefill: float = setting(0.0, "While the prompt is computed.", low=0, high=60_000)
+    worker_unowned: float = setting(
+        0.0, "In the worker, where no segment owns it.", low=0, high=60_000
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DebugSettings:
+    delay_ms: DelaySettings = field(default_factory=DelaySettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshConfig:
+    mesh: MeshSettings = field(default_factory=MeshSettings)
+    control: ControlSettings = field(default_factory=ControlSettings)
+    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
+    router: RouterSettings = field(default_factory=RouterSettings)
+    worker: WorkerSettings = field(default_factory=WorkerSettings)
+    kvstore: KvStoreSettings = field(default_factory=KvStoreSettings)
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+    debug: DebugSettings = field(default_factory=DebugSettings)
