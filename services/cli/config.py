@@ -91,11 +91,12 @@ async def _set(arguments: argparse.Namespace) -> None:
 async def _diff(arguments: argparse.Namespace) -> None:
     async with rpc.control_stub(arguments.control) as stub:
         response = await stub.GetConfig(control_pb2.GetConfigRequest(), timeout=rpc.TIMEOUT_S)
+    # A section that has a name has no default.
     defaults = flatten(from_json(response.default_json))
     changed = {
-        key: {"value": value, "default": defaults[key]}
+        key: {"value": value, "default": defaults.get(key)}
         for key, value in _flat(response.configuration).items()
-        if value != defaults[key]
+        if key not in defaults or value != defaults[key]
     }
     if arguments.json:
         _print_json({"generation": response.configuration.generation, "changed": changed})

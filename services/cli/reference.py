@@ -6,8 +6,8 @@ import json
 from itertools import groupby
 from typing import Any
 
-from services.core.config import flatten, settings
-from services.core.settings import MeshConfig, Rule
+from services.core.config import defaults, settings
+from services.core.settings import Rule
 
 _INTRODUCTION = """\
 # Configuration
@@ -41,13 +41,13 @@ the defaults below.
 
 
 def render() -> str:
-    defaults = flatten(MeshConfig())
+    values = defaults()
     sections = groupby(settings(), key=lambda item: item[0].rpartition(".")[0])
     parts = [_INTRODUCTION]
     for section, rules in sections:
         parts.append(f"\n## `[{section}]`\n\n")
         parts.append("| setting | default | may be | meaning |\n|---|---|---|---|\n")
-        parts.extend(_row(key, rule, defaults[key]) for key, rule in rules)
+        parts.extend(_row(key, rule, values[key]) for key, rule in rules)
     return "".join(parts)
 
 

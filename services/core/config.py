@@ -14,13 +14,16 @@ import math
 import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import orjson
 
 from services.core.errors import InvalidArgument, Violation
-from services.core.settings import MeshConfig, Rule
+from services.core.settings import Form, MeshConfig, Rule
 
+# Stands for any name, where a table has sections by name: tenants.NAME.salt.
+ANY_NAME = "NAME"
+NAME_FORM = Form(r"[A-Za-z0-9_-]{1,64}", "1 to 64 letters, digits, - or _")
 AT_START = "is read at start: change it in the configuration file and restart"
 # Of a key for which a setting of a similar name is looked for.
 MAX_KEY_CHARACTERS = 128
@@ -52,17 +55,21 @@ def parse(document: Mapping[str, Any]) -> MeshConfig:
 def change(config: MeshConfig, changes: Mapping[str, Any]) -> MeshConfig:
     """`config` with dotted keys changed, while the mesh runs.
 
-    Raises InvalidArgument for an unknown key, a bad value, or a setting that is
-    only read at start.
+    A section that has a name (tenants.acme) is made by its first setting, and removed
+    by None. Raises InvalidArgument for an unknown key, a bad value, or a setting that
+    is only read at start.
     """
     rules = dict(settings())
     current = flatten(config)
     violations: list[Violation] = []
     accepted: dict[str, Any] = {}
     for key, value in changes.items():
-        if key not in rules:
-            violations.append(unknown_setting(key, rules))
-        elif rules[key].at_start and value != current[key]:
+        rule = rules.get(_declared(key))
+        if value is None and any(key == name for name, _ in _named_sections(config)):
+            current = {k: v for k, v in current.items() if not k.startswith(f"{key}.")}
+        elif rule is None:
+            violations.append(unknown_setting(key, _named_as(key, rules)))
+        elif rule.at_start and value != current[key]:
             violations.append(Violation(key, AT_START))
         else:
             accepted[key] = value
@@ -115,13 +122,30 @@ def settings() -> Iterator[tuple[str, Rule]]:
     return _settings(MeshConfig, "")
 
 
+def defaults() -> dict[str, Any]:
+    """The default of every setting, by the keys of `settings`."""
+    named: dict[str, Any] = {
+        item.name: {ANY_NAME: _section_class(hint)()}
+        for item, hint in _fields(MeshConfig)
+        if _has_names(hint)
+    }
+    return flatten(dataclasses.replace(MeshConfig(), **named))
+
+
 def _settings(cls: Any, prefix: str) -> Iterator[tuple[str, Rule]]:
-    hints = _hints(cls)
-    for item in dataclasses.fields(cls):
+    for item, hint in _fields(cls):
+        name = f"{prefix}{item.name}"
         if "rule" in item.metadata:
-            yield prefix + item.name, item.metadata["rule"]
+            yield name, item.metadata["rule"]
+        elif _has_names(hint):
+            yield from _settings(_section_class(hint), f"{name}.{ANY_NAME}.")
         else:
-            yield from _settings(hints[item.name], f"{prefix}{item.name}.")
+            yield from _settings(hint, f"{name}.")
+
+
+def _fields(cls: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
+    hints = _hints(cls)
+    return ((item, hints[item.name]) for item in dataclasses.fields(cls))
 
 
 @functools.cache  # evaluating annotations is most of the cost of parsing
@@ -129,30 +153,82 @@ def _hints(cls: Any) -> dict[str, Any]:
     return get_type_hints(cls)
 
 
+def _has_names(hint: Any) -> bool:
+    """It is a table of sections by name."""
+    return bool(get_args(hint))
+
+
+def _section_class(hint: Any) -> Any:
+    return get_args(hint)[1]
+
+
+def _declared(key: str) -> str:
+    """The key of the declaration that `key` is of."""
+    table, *rest = key.split(".")
+    has_names = any(item.name == table and _has_names(hint) for item, hint in _fields(MeshConfig))
+    if has_names and len(rest) > 1:
+        rest[0] = ANY_NAME
+    return ".".join([table, *rest])
+
+
+def _named_as(key: str, rules: Iterable[str]) -> list[str]:
+    """The keys of `rules`, with the name that `key` has where they may have any."""
+    name = key.split(".")[1] if key.count(".") > 1 else ANY_NAME
+    return [rule.replace(f".{ANY_NAME}.", f".{name}.") for rule in rules]
+
+
+def _named_sections(config: MeshConfig) -> Iterator[tuple[str, Any]]:
+    for item, hint in _fields(MeshConfig):
+        if _has_names(hint):
+            for name, section in getattr(config, item.name).items():
+                yield f"{item.name}.{name}", section
+
+
 def _flatten(section: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     for item in dataclasses.fields(section):
-        value = getattr(section, item.name)
+        name, value = f"{prefix}{item.name}", getattr(section, item.name)
         if dataclasses.is_dataclass(value):
-            yield from _flatten(value, f"{prefix}{item.name}.")
+            yield from _flatten(value, f"{name}.")
+        elif isinstance(value, Mapping):
+            for each, named in value.items():
+                yield from _flatten(named, f"{name}.{each}.")
         else:
-            yield prefix + item.name, value
+            yield name, value
 
 
 def _build(cls: Any, document: Mapping[str, Any], prefix: str, violations: list[Violation]) -> Any:
-    fields = {item.name: item for item in dataclasses.fields(cls)}
-    hints = _hints(cls)
+    fields = {item.name: (item, hint) for item, hint in _fields(cls)}
     values: dict[str, Any] = {}
     for key, value in document.items():
         path = prefix + key
         if key not in fields:
             violations.append(unknown_setting(path, [prefix + name for name in fields]))
-        elif "rule" in fields[key].metadata:
-            values[key] = _check(value, hints[key], fields[key].metadata["rule"], path, violations)
-        elif isinstance(value, Mapping):
-            values[key] = _build(hints[key], value, f"{path}.", violations)
-        else:
+            continue
+        item, hint = fields[key]
+        if "rule" in item.metadata:
+            values[key] = _check(value, hint, item.metadata["rule"], path, violations)
+        elif not isinstance(value, Mapping):
             violations.append(Violation(path, f"must be a table of settings; got {_show(value)}"))
+        elif _has_names(hint):
+            values[key] = _build_named(_section_class(hint), value, path, violations)
+        else:
+            values[key] = _build(hint, value, f"{path}.", violations)
     return cls(**values)
+
+
+def _build_named(
+    cls: Any, document: Mapping[str, Any], prefix: str, violations: list[Violation]
+) -> dict[str, Any]:
+    sections: dict[str, Any] = {}
+    for name, value in document.items():
+        path = f"{prefix}.{name[:MAX_KEY_CHARACTERS]}"
+        if not re.fullmatch(NAME_FORM.pattern, name):
+            violations.append(Violation(path, f"must be named with {NAME_FORM.words}"))
+        elif not isinstance(value, Mapping):
+            violations.append(Violation(path, f"must be a table of settings; got {_show(value)}"))
+        else:
+            sections[name] = _build(cls, value, f"{path}.", violations)
+    return sections
 
 
 def _check_together(config: MeshConfig) -> Iterator[Violation]:
@@ -163,6 +239,15 @@ def _check_together(config: MeshConfig) -> Iterator[Violation]:
             "worker.max_batch_tokens",
             f"must be at least worker.num_slots, {worker.num_slots}; got {worker.max_batch_tokens}",
         )
+    owners: dict[str, str] = {}
+    for name, tenant in config.tenants.items():
+        for field in ("key_hashes", "identities"):
+            for credential in getattr(tenant, field).split():
+                owner = owners.setdefault(credential, name)
+                if owner != name:
+                    yield Violation(
+                        f"tenants.{name}.{field}", f"must not be another tenant's; {owner} has it"
+                    )
 
 
 def _check(value: Any, kind: type[Any], rule: Rule, path: str, violations: list[Violation]) -> Any:

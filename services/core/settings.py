@@ -6,6 +6,7 @@ by the process that uses it, and cannot be changed while the mesh runs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ ROUTING_STRATEGIES = ("round_robin", "random", "least_outstanding", "prefix_awar
 ENGINES = ("llamacpp", "simulated")
 EVICTION_POLICIES = ("s3fifo", "slru", "lru")
 KV_LOAD_MODES = ("auto", "always", "never")
+REQUEST_CLASSES = ("interactive", "batch")
 
 
 class Form(NamedTuple):
@@ -25,6 +27,12 @@ class Form(NamedTuple):
 OTLP_ENDPOINT = Form(
     r"(https?://(\[[0-9A-Fa-f:.]+\]|[^\s/:@?#\[\]]+):[0-9]{1,5})?",
     "empty, http://host:port or https://host:port",
+)
+
+
+KEY_HASHES = Form(
+    r"(sha256:[0-9a-f]{64}( +|$))*",
+    "sha256: and 64 hexadecimal digits, once for each key, with spaces between",
 )
 
 
@@ -402,6 +410,44 @@ class TelemetrySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TenantSettings:
+    """Who a caller is, by its API key or its certificate, and what it may do.
+
+    While there is no tenant, callers are not asked who they are.
+    """
+
+    key_hashes: str = setting(
+        "",
+        "Its API keys, hashed; `firsttoken keys new` makes one of each. Several, with spaces"
+        " between, are how a key is changed without a pause.",
+        form=KEY_HASHES,
+    )
+    identities: str = setting(
+        "",
+        "Client certificates that are this tenant: their subject alternative names (DNS or URI),"
+        " with spaces between.",
+    )
+    salt: str = setting(
+        "",
+        "Enters the keys of all its KV blocks: with another, nothing cached before is found again.",
+    )
+    max_class: str = setting(
+        "interactive",
+        "The class it may ask for: with batch, its requests always wait as batch.",
+        choices=REQUEST_CLASSES,
+    )
+    requests_per_s: float = setting(
+        0.0, "Requests a second at each router, in the long run; 0: any.", low=0, high=1e6
+    )
+    burst_requests: int = setting(
+        10, "Requests at once beyond requests_per_s, after a pause.", low=1, high=1_000_000
+    )
+    max_concurrent: int = setting(
+        0, "Requests at a time at each router; 0: any.", low=0, high=1_000_000
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DelaySettings:
     """Delays to inject, in milliseconds: they show that each lands in its own segment."""
 
@@ -439,4 +485,6 @@ class MeshConfig:
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     kvstore: KvStoreSettings = field(default_factory=KvStoreSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+    # By name.
+    tenants: Mapping[str, TenantSettings] = field(default_factory=dict)
     debug: DebugSettings = field(default_factory=DebugSettings)

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from services.core import config
 from services.core.errors import InvalidArgument
-from services.core.settings import MeshConfig, Rule, WorkerSettings
+from services.core.settings import MeshConfig, Rule, TenantSettings, WorkerSettings
 
 RULES = dict(config.settings())
-DEFAULTS = config.flatten(MeshConfig())
+DEFAULTS = config.defaults()
 
 
 def refused(document: dict[str, object]) -> dict[str, str]:
@@ -25,7 +25,9 @@ def test_an_empty_document_is_all_defaults() -> None:
 
 @pytest.mark.parametrize(("key", "rule"), RULES.items(), ids=RULES)
 def test_every_default_keeps_its_own_rule(key: str, rule: Rule) -> None:
-    assert config.parse(config.nest({key: DEFAULTS[key]})) == MeshConfig()
+    parsed = config.parse(config.nest({key: DEFAULTS[key]}))
+
+    assert config.flatten(parsed).items() <= DEFAULTS.items()
     assert rule.doc.endswith(".")
 
 
@@ -65,7 +67,7 @@ def test_a_number_that_is_none_is_refused(value: float) -> None:
             {"xyz": 1},
             "xyz",
             "is no setting; known here: mesh, control, tokenizer, router, worker, kvstore,"
-            " telemetry, debug",
+            " telemetry, tenants, debug",
         ),
         (
             {"mesh": {"xyz": 1}},
@@ -186,7 +188,7 @@ def test_a_change_of_something_unknown_lists_only_its_own_section() -> None:
         " telemetry.log_level"
     )
     assert top.endswith(
-        "known here: mesh, control, tokenizer, router, worker, kvstore, telemetry, debug"
+        "known here: mesh, control, tokenizer, router, worker, kvstore, telemetry, tenants, debug"
     )
     assert worker.endswith("worker.max_waiting, worker.simulated")
 
@@ -274,3 +276,50 @@ def test_passwords_are_hidden_from_whoever_asks(url: str, shown: str) -> None:
 
     assert hidden.kvstore.redis_url == hidden.control.redis_url == shown
     assert hidden.worker == settings.worker
+
+
+ACME = {"tenants": {"acme": {"max_concurrent": 3}}}
+
+
+def test_a_section_with_a_name_goes_the_way_of_every_setting() -> None:
+    acme = config.parse(ACME)
+
+    assert acme.tenants == {"acme": TenantSettings(max_concurrent=3)}
+    assert config.from_json(config.to_json(acme)) == acme
+    assert config.parse(config.nest(config.flatten(acme))) == acme
+
+
+def test_a_change_makes_changes_and_removes_sections_with_names() -> None:
+    made = config.change(MeshConfig(), {"tenants.acme.max_concurrent": 3})
+    changed = config.change(made, {"tenants.acme.max_class": "batch", "tenants.bee.salt": "x"})
+
+    assert made == config.parse(ACME)
+    assert changed.tenants["acme"] == TenantSettings(max_concurrent=3, max_class="batch")
+    assert list(config.change(changed, {"tenants.acme": None}).tenants) == ["bee"]
+
+
+@pytest.mark.parametrize(
+    ("document", "field", "description"),
+    [
+        ({"a b": {}}, "tenants.a b", "must be named with 1 to 64 letters, digits, - or _"),
+        ({"a": 5}, "tenants.a", "must be a table of settings; got 5"),
+        ({"a": {"salz": ""}}, "tenants.a.salz", "is no setting; did you mean tenants.a.salt?"),
+        (
+            {"a": {"identities": "x"}, "b": {"identities": "y x"}},
+            "tenants.b.identities",
+            "must not be another tenant's; a has it",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_a_section_with_a_name_is_said(
+    document: dict[str, object], field: str, description: str
+) -> None:
+    assert refused({"tenants": document}) == {field: description}
+
+
+def test_an_unknown_setting_of_a_named_section_is_refused_by_its_name() -> None:
+    with pytest.raises(InvalidArgument, match=r"did you mean tenants\.acme\.salt\?"):
+        config.change(config.parse(ACME), {"tenants.acme.salz": "x"})
+    with pytest.raises(InvalidArgument, match="is no setting"):
+        config.change(MeshConfig(), {"tenants.acme": None})

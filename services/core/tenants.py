@@ -1,0 +1,52 @@
+"""Who a caller is. Pure: from credentials to a tenant, by the configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from services.core.settings import MeshConfig, TenantSettings
+
+KEY_PREFIX = "ft-"
+KEY_BYTES = 32
+
+
+class Tenant(NamedTuple):
+    name: str
+    settings: TenantSettings
+
+
+# Everybody, while no tenant is configured.
+ANYBODY = Tenant("", TenantSettings())
+
+
+class Tenants:
+    """All of one configuration, to be asked per request."""
+
+    def __init__(self, config: MeshConfig) -> None:
+        self._by_credential = {
+            credential: Tenant(name, settings)
+            for name, settings in config.tenants.items()
+            for credential in (*settings.key_hashes.split(), *settings.identities.split())
+        }
+        # There is somebody to tell from others.
+        self.required = bool(config.tenants)
+
+    def by_key(self, key: str) -> Tenant | None:
+        return self._by_credential.get(hash_key(key))
+
+    def by_identities(self, names: Iterable[str]) -> Tenant | None:
+        """`names`: those in a verified certificate."""
+        found = (self._by_credential.get(name) for name in names if not name.startswith("sha256:"))
+        return next((tenant for tenant in found if tenant is not None), None)
+
+
+def new_key() -> str:
+    """One that nobody can guess, so that a plain hash of it is enough."""
+    return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
+
+
+def hash_key(key: str) -> str:
+    return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
