@@ -30,6 +30,8 @@ class _MemberRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MemberRole
     MEMBER_ROLE_WORKER: _MemberRole.ValueType  # 2
     MEMBER_ROLE_ROUTER: _MemberRole.ValueType  # 3
     MEMBER_ROLE_KVSTORE: _MemberRole.ValueType  # 4
+    MEMBER_ROLE_GATEWAY: _MemberRole.ValueType  # 5
+    """OpenAI-compatible HTTP."""
 
 class MemberRole(_MemberRole, metaclass=_MemberRoleEnumTypeWrapper): ...
 
@@ -38,6 +40,8 @@ MEMBER_ROLE_TOKENIZER: MemberRole.ValueType  # 1
 MEMBER_ROLE_WORKER: MemberRole.ValueType  # 2
 MEMBER_ROLE_ROUTER: MemberRole.ValueType  # 3
 MEMBER_ROLE_KVSTORE: MemberRole.ValueType  # 4
+MEMBER_ROLE_GATEWAY: MemberRole.ValueType  # 5
+"""OpenAI-compatible HTTP."""
 Global___MemberRole: _TypeAlias = MemberRole  # noqa: Y015
 
 class _MemberState:
@@ -107,7 +111,7 @@ class Member(_message.Message):
     """Unique for each incarnation of a process."""
     role: Global___MemberRole.ValueType
     address: _builtins.str
-    """host:port of its gRPC server."""
+    """host:port of its gRPC server; of a gateway, of its HTTP server."""
     state: Global___MemberState.ValueType
     generation: _builtins.int
     """The configuration generation it has applied."""
