@@ -9,8 +9,7 @@ from contextlib import AsyncExitStack
 
 from firsttoken.control.v1 import control_pb2
 from services.models.catalog import find_model
-from services.models.gguf import read_metadata
-from services.models.vocabulary import Vocabulary
+from services.models.loading import load_vocabulary
 from services.runtime.channels import Channels
 from services.runtime.membership import ControlClient
 from services.runtime.resource import Resource
@@ -157,10 +156,9 @@ class WorkerNode(Resource):
     def _make_server(self, tracing: Tracing, sources: KvSources, copier: Copier) -> MeshServer:
         server = MeshServer(self._listen, service_names=[SERVICE_NAME])
         config = self._control.snapshot.config
-        metadata = read_metadata(find_model(config.mesh.model).gguf_path)
         servicer = WorkerServicer(
             self._front,
-            Vocabulary.from_metadata(metadata),
+            load_vocabulary(find_model(config.mesh.model)),
             worker_id=self.id,
             tracing=tracing,
             sources=sources,

@@ -14,6 +14,7 @@ ROUTING_STRATEGIES = ("round_robin", "random", "least_outstanding", "prefix_awar
 ENGINES = ("llamacpp", "simulated")
 EVICTION_POLICIES = ("s3fifo", "slru", "lru")
 KV_LOAD_MODES = ("auto", "always", "never")
+TOOL_ARGUMENTS = ("parsed", "text")
 REQUEST_CLASSES = ("interactive", "batch")
 
 
@@ -65,7 +66,8 @@ def setting(
 class MeshSettings:
     model: str = setting(
         "smollm2-135m-instruct",
-        "The model served: a known name, or the path of a GGUF file.",
+        "The model served: a known name, the path of a GGUF file, or, for the simulated engine,"
+        " a folder with tokenizer.json and tokenizer_config.json, or with tekken.json.",
         at_start=True,
     )
     block_tokens: int = setting(
@@ -90,6 +92,17 @@ class TokenizerSettings:
         1 << 20, "Longest text of one request, in UTF-8 bytes.", low=1, high=1 << 24
     )
     threads: int = setting(2, "Threads that encode.", low=1, high=64, at_start=True)
+    sort_tools: bool = setting(
+        False,
+        "Render tools with sorted keys: clients that order them differently then share a prefix,"
+        " but the text is no longer exactly what the model's own template gives.",
+    )
+    tool_arguments: str = setting(
+        "parsed",
+        "The arguments of earlier tool calls, for the chat template: parsed, or the JSON text as"
+        " it was sent, which only some templates take.",
+        choices=TOOL_ARGUMENTS,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,17 +1,19 @@
-"""A model's vocabulary: from its GGUF metadata to the bytes of each token, and to a tokenizer.
+"""A model's vocabulary; and from GGUF metadata to one, and to a tokenizer.
 
-Only byte-level BPE vocabularies whose pre-tokenizer is known here are served:
-any other would encode to ids the model was not trained on, without an error.
+Of GGUF, only byte-level BPE vocabularies whose pre-tokenizer is known here are
+served: any other would encode to ids the model was not trained on, without an error.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from services.models.byte_level import spelled_bytes
 
 
 class TokenType(enum.IntEnum):
@@ -32,7 +34,7 @@ _WHOLE = (TokenType.CONTROL, TokenType.USER_DEFINED)
 
 # Models end a turn and a text with different tokens, and name only one of them as theirs.
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
-_EOS_SPELLINGS = ("<|im_end|>", "<|endoftext|>")
+EOS_SPELLINGS = ("<|im_end|>", "<|endoftext|>")
 
 _PRE_TOKENIZERS = {
     "smollm": lambda: pre_tokenizers.Sequence(
@@ -50,8 +52,9 @@ class Vocabulary:
 
     `token_bytes` holds for each id what it adds to a text, which need not be
     whole UTF-8 characters, and the spelling of control tokens. `chat_template`
-    is Jinja2 source, empty when the model has none. `context_length` is in
-    tokens. The first of `eos_token_ids` is the one the model names.
+    is Jinja2 source, empty when the model has none; `special_tokens` are its
+    variables of that kind, such as bos_token. `context_length` is in tokens, 0 when
+    the model does not say. The first of `eos_token_ids` is the one the model names.
     """
 
     token_bytes: tuple[bytes, ...]
@@ -60,33 +63,44 @@ class Vocabulary:
     bos_token_id: int | None
     context_length: int
     chat_template: str
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Vocabulary:
         """Raises ValueError for a vocabulary of another kind."""
         tokens, types = _tokens(metadata)
         architecture = _required(metadata, "general.architecture")
+        eos_token_ids = _eos_token_ids(metadata, tokens, types)
+        bos_token_id = metadata.get("tokenizer.ggml.bos_token_id")
         return cls(
-            token_bytes=tuple(map(_token_bytes, tokens, types)),
+            token_bytes=tuple(map(_bytes_of, tokens, types)),
             special_token_ids=frozenset(_ids_of(types, _SPECIAL)),
-            eos_token_ids=_eos_token_ids(metadata, tokens, types),
-            bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
+            eos_token_ids=eos_token_ids,
+            bos_token_id=bos_token_id,
             context_length=_required(metadata, f"{architecture}.context_length"),
             chat_template=metadata.get("tokenizer.chat_template", ""),
+            special_tokens={
+                "bos_token": _spelling(tokens, bos_token_id),
+                "eos_token": _spelling(tokens, next(iter(eos_token_ids), None)),
+            },
         )
 
     @property
     def vocabulary_size(self) -> int:
         return len(self.token_bytes)
 
-    def spelling(self, token_id: int | None) -> str:
-        """Empty for no token."""
-        return "" if token_id is None else self.token_bytes[token_id].decode(errors="replace")
+    def spelling(self, token_id: int) -> str:
+        return self.token_bytes[token_id].decode(errors="replace")
 
     def join(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> bytes:
         """The bytes of a run of tokens; cut anywhere, they may end inside a character."""
         skipped = self.special_token_ids if skip_special_tokens else ()
         return b"".join(self.token_bytes[token] for token in token_ids if token not in skipped)
+
+
+def distinct_ids(token_ids: Sequence[int | None]) -> tuple[int, ...]:
+    """In their order, without gaps and repetitions."""
+    return tuple(dict.fromkeys(token_id for token_id in token_ids if token_id is not None))
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -136,36 +150,23 @@ def _ids_of(types: Iterable[int], wanted: tuple[TokenType, ...]) -> list[int]:
 def _eos_token_ids(
     metadata: Mapping[str, Any], tokens: list[str], types: list[int]
 ) -> tuple[int, ...]:
-    named = [metadata.get(f"tokenizer.ggml.{key}") for key in _EOS_KEYS]
+    named: list[int | None] = [metadata.get(f"tokenizer.ggml.{key}") for key in _EOS_KEYS]
     spelled = [
         token_id
         for token_id in _ids_of(types, (TokenType.CONTROL,))
-        if tokens[token_id] in _EOS_SPELLINGS
+        if tokens[token_id] in EOS_SPELLINGS
     ]
-    # A dict keeps the order and drops what is named twice.
-    return tuple(dict.fromkeys(token_id for token_id in named + spelled if token_id is not None))
+    return distinct_ids([*named, *spelled])
 
 
-def _undo_byte_level() -> dict[int, int]:
-    """Byte-level BPE spells each byte as a printable character; this maps it back.
-
-    Bytes that print are their own character, the others follow from U+0100.
-    Characters that spell no byte map to one that Latin-1 cannot encode.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(0x100) if byte not in printable]
-    spelled = {0x100 + index: byte for index, byte in enumerate(others)}
-    return spelled | dict.fromkeys(others, 0x10FFFF)
+def _spelling(tokens: Sequence[str], token_id: int | None) -> str:
+    """Empty for no token."""
+    if token_id is None:
+        return ""
+    if token_id >= len(tokens):
+        raise ValueError(f"the model's metadata names token {token_id} of {len(tokens)}")
+    return tokens[token_id]
 
 
-_BYTE_OF_CHARACTER = _undo_byte_level()
-
-
-def _token_bytes(token: str, kind: int) -> bytes:
-    if kind in _WHOLE:
-        return token.encode()
-    try:
-        return token.translate(_BYTE_OF_CHARACTER).encode("latin-1")
-    except UnicodeEncodeError:
-        # Not spelled in bytes after all: it stands for itself, as in HF's decoder.
-        return token.encode()
+def _bytes_of(token: str, kind: int) -> bytes:
+    return token.encode() if kind in _WHOLE else spelled_bytes(token)

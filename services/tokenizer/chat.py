@@ -8,6 +8,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from firsttoken.common.v1 import common_pb2
 from services.core.errors import InvalidArgument, Violation
+from services.core.settings import TokenizerSettings
 from services.tokenizer.template import ChatPrompt
 
 Object: TypeAlias = dict[str, Any]
@@ -15,9 +16,9 @@ Object: TypeAlias = dict[str, Any]
 RESERVED_ARGUMENTS = ("messages", "tools", "add_generation_prompt")
 
 
-def parse_chat(chat: common_pb2.Chat) -> ChatPrompt:
+def parse_chat(chat: common_pb2.Chat, settings: TokenizerSettings) -> ChatPrompt:
     """Raises InvalidArgument with paths that start at `chat`."""
-    reader = _Reader()
+    reader = _Reader(settings)
     prompt = ChatPrompt(
         messages=reader.messages(chat),
         tools=reader.tools(chat),
@@ -34,7 +35,9 @@ def parse_chat(chat: common_pb2.Chat) -> ChatPrompt:
 class _Reader:
     """Collects violations while it reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: TokenizerSettings) -> None:
+        self._sort_tools = settings.sort_tools
+        self._arguments_as_text = settings.tool_arguments == "text"
         self.violations: list[Violation] = []
 
     def messages(self, chat: common_pb2.Chat) -> list[Object]:
@@ -47,8 +50,9 @@ class _Reader:
 
     def tools(self, chat: common_pb2.Chat) -> list[Object] | None:
         """None rather than an empty list: templates ask for either."""
+        make_object = _sorted_object if self._sort_tools else dict
         return [
-            self._object(text, f"chat.tools_json[{index}]", _sorted_object)
+            self._object(text, f"chat.tools_json[{index}]", make_object)
             for index, text in enumerate(chat.tools_json)
         ] or None
 
@@ -87,7 +91,10 @@ class _Reader:
 
     def _tool_call(self, call: common_pb2.ToolCall, field: str) -> Object:
         arguments = self._object(call.arguments_json, f"{field}.arguments_json")
-        function = {"name": call.name, "arguments": arguments}
+        function = {
+            "name": call.name,
+            "arguments": call.arguments_json if self._arguments_as_text else arguments,
+        }
         return {"id": call.id, "type": "function", "function": function}
 
     def _object(

@@ -6,17 +6,15 @@ on an event loop.
 
 from __future__ import annotations
 
-import unicodedata
 from typing import NamedTuple, TypeAlias
-
-from tokenizers import Tokenizer
 
 from services.core.errors import InvalidArgument
 from services.core.keys import extend_keys, root_key
 from services.core.settings import TokenizerSettings
 from services.core.tokens import pack, unpack
 from services.models.vocabulary import Vocabulary
-from services.tokenizer.template import ChatPrompt, ChatTemplate
+from services.tokenizer.prompts import PromptEncoder
+from services.tokenizer.template import ChatPrompt
 
 # Text, a chat, or packed token ids.
 Prompt: TypeAlias = str | ChatPrompt | bytes
@@ -30,9 +28,9 @@ class EncodedPrompt(NamedTuple):
 
 
 class Encoder:
-    """One model's tokenizer, vocabulary and chat template.
+    """One model's vocabulary and its way from prompts to ids.
 
-    No token is added to what the text or the template says, no beginning of
+    No token is added to what the text says or the chat becomes, no beginning of
     sequence either.
     """
 
@@ -42,14 +40,12 @@ class Encoder:
         model: str,
         block_tokens: int,
         vocabulary: Vocabulary,
-        tokenizer: Tokenizer,
-        template: ChatTemplate | None,
+        prompts: PromptEncoder,
     ) -> None:
         self.model = model
         self.block_tokens = block_tokens
         self.vocabulary = vocabulary
-        self._tokenizer = tokenizer
-        self._template = template
+        self._prompts = prompts
 
     def encode(
         self, prompt: Prompt, *, tenant: str, cache_salt: str, settings: TokenizerSettings
@@ -73,40 +69,15 @@ class Encoder:
         if isinstance(prompt, bytes):
             return self._checked_ids(prompt)
         if isinstance(prompt, str):
-            return self._encode_text(prompt, "text", settings)
-        return self._encode_text(self._render(prompt, settings), "chat", settings)
+            field, ids = "text", self._prompts.encode_text(prompt, settings)
+        else:
+            field, ids = "chat", self._prompts.encode_chat(prompt, settings)
+        if not ids:
+            raise InvalidArgument.of(field, "has nothing that the model has a token for")
+        return pack(ids)
 
     def _checked_ids(self, token_ids: bytes) -> bytes:
         if not token_ids:
             raise InvalidArgument.of("token_ids", "must not be empty")
         unpack(token_ids, field="token_ids", vocabulary_size=self.vocabulary.vocabulary_size)
         return token_ids
-
-    def _render(self, chat: ChatPrompt, settings: TokenizerSettings) -> str:
-        if self._template is None:
-            raise InvalidArgument.of("chat", f"{self.model} has no chat template; send text")
-        return self._template.render(chat, max_characters=settings.max_text_bytes)
-
-    def _encode_text(self, text: str, field: str, settings: TokenizerSettings) -> bytes:
-        _check_text(text, field, settings.max_text_bytes)
-        if settings.nfc:
-            text = unicodedata.normalize("NFC", text)
-        # `encode` would hold the GIL, and with it the event loop, until it is done;
-        # a batch of one does not.
-        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        ids = encoding.ids
-        if not ids:
-            raise InvalidArgument.of(field, "has nothing that the model has a token for")
-        return pack(ids)
-
-
-def _check_text(text: str, field: str, max_bytes: int) -> None:
-    if not text:
-        raise InvalidArgument.of(field, "must not be empty")
-    try:
-        num_bytes = len(text.encode())
-    except UnicodeEncodeError as error:
-        # JSON can spell it, as "\ud800"; UTF-8 cannot.
-        raise InvalidArgument.of(field, "has half of a surrogate pair") from error
-    if num_bytes > max_bytes:
-        raise InvalidArgument.of(field, f"must be at most {max_bytes} bytes; got {num_bytes}")

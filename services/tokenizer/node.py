@@ -11,15 +11,16 @@ from contextlib import AsyncExitStack
 from firsttoken.control.v1 import control_pb2
 from firsttoken.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.core.settings import MeshSettings
-from services.models.catalog import find_model
-from services.models.gguf import read_metadata
-from services.models.vocabulary import Vocabulary, build_tokenizer
+from services.models.catalog import Kind, ModelFiles, find_model
+from services.models.loading import load_tokenizer, load_vocabulary
+from services.models.vocabulary import Vocabulary
 from services.runtime.membership import ControlClient
 from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
 from services.runtime.startup import StartupError
 from services.runtime.telemetry import Tracing
 from services.tokenizer.encoder import Encoder
+from services.tokenizer.prompts import PromptEncoder, TemplatedPrompts
 from services.tokenizer.service import Backend, TokenizerService
 from services.tokenizer.template import ChatTemplate
 
@@ -82,27 +83,25 @@ def load_encoder(mesh: MeshSettings) -> Encoder:
     """
     files = find_model(mesh.model)
     try:
-        metadata = read_metadata(files.gguf_path)
-        vocabulary = Vocabulary.from_metadata(metadata)
-        return Encoder(
-            model=files.name,
-            block_tokens=mesh.block_tokens,
-            vocabulary=vocabulary,
-            tokenizer=build_tokenizer(metadata),
-            template=_template(vocabulary),
-        )
+        vocabulary, prompts = _load(files)
     except (OSError, ValueError) as error:
         raise StartupError(f"cannot load the model {files.name}: {error}") from error
-
-
-def _template(vocabulary: Vocabulary) -> ChatTemplate | None:
-    if not vocabulary.chat_template:
-        return None
-    eos_token_id = next(iter(vocabulary.eos_token_ids), None)
-    return ChatTemplate(
-        vocabulary.chat_template,
-        special_tokens={
-            "bos_token": vocabulary.spelling(vocabulary.bos_token_id),
-            "eos_token": vocabulary.spelling(eos_token_id),
-        },
+    return Encoder(
+        model=files.name,
+        block_tokens=mesh.block_tokens,
+        vocabulary=vocabulary,
+        prompts=prompts,
     )
+
+
+def _load(files: ModelFiles) -> tuple[Vocabulary, PromptEncoder]:
+    if files.kind is Kind.TEKKEN:
+        # An optional dependency, and 0.4 s of imports that other models do without.
+        from services.tokenizer.mistral import MistralPrompts
+
+        vocabulary = load_vocabulary(files)
+        return vocabulary, MistralPrompts(files.path, vocabulary)
+    vocabulary, tokenizer = load_tokenizer(files)
+    source, special_tokens = vocabulary.chat_template, vocabulary.special_tokens
+    template = ChatTemplate(source, special_tokens=special_tokens) if source else None
+    return vocabulary, TemplatedPrompts(tokenizer, template)

@@ -128,17 +128,18 @@ async def _encode(
 def _encode_now(
     encoder: Encoder, request: tokenizer_pb2.EncodeRequest, settings: TokenizerSettings
 ) -> EncodedPrompt:
+    prompt = _prompt(request, settings)
     return encoder.encode(
-        _prompt(request), tenant=request.tenant, cache_salt=request.cache_salt, settings=settings
+        prompt, tenant=request.tenant, cache_salt=request.cache_salt, settings=settings
     )
 
 
-def _prompt(request: tokenizer_pb2.EncodeRequest) -> Prompt:
+def _prompt(request: tokenizer_pb2.EncodeRequest, settings: TokenizerSettings) -> Prompt:
     match request.WhichOneof("input"):
         case "text":
             return request.text
         case "chat":
-            return parse_chat(request.chat)
+            return parse_chat(request.chat, settings)
         case "token_ids":
             return request.token_ids
     raise InvalidArgument.of("input", "must be one of text, chat and token_ids")

@@ -54,26 +54,38 @@ class ChatTemplate:
         except TemplateError as error:
             raise ValueError(f"the model's chat template is broken: {error}") from error
         self._special_tokens = dict(special_tokens)
+        self._has_tool_calls = "tool_calls" in source
 
     def render(self, chat: ChatPrompt, *, max_characters: int) -> str:
         """Raises InvalidArgument when the template refuses the chat, or renders more.
 
         The template is the model's and not hostile, yet it may be wrong, and what
         drives its loops comes from the request: it is stopped as soon as its
-        output or its ranges grow too long.
+        output or its ranges grow too long. OpenAI has null for the content of a message
+        that only calls tools; a template that knows calls but no null gets "" instead.
         """
-        pieces = []
-        room = max_characters
         try:
-            for piece in self._template.generate(self._variables(chat)):
-                room -= len(piece)
-                if room < 0:
-                    break
-                pieces.append(piece)
+            return self._render(chat, max_characters)
+        except TypeError as error:
+            filled = _without_nulls(chat)
+            if not self._has_tool_calls or filled == chat:
+                raise InvalidArgument(_violations(error, chat)) from error
+        except InvalidArgument:
+            raise
         except Exception as error:  # a sandboxed template may raise anything at all
             raise InvalidArgument(_violations(error, chat)) from error
-        if room < 0:
-            raise InvalidArgument.of(FIELD, f"renders to more than {max_characters} bytes of text")
+        return self.render(filled, max_characters=max_characters)
+
+    def _render(self, chat: ChatPrompt, max_characters: int) -> str:
+        pieces = []
+        room = max_characters
+        for piece in self._template.generate(self._variables(chat)):
+            room -= len(piece)
+            if room < 0:
+                raise InvalidArgument.of(
+                    FIELD, f"renders to more than {max_characters} bytes of text"
+                )
+            pieces.append(piece)
         return "".join(pieces)
 
     def _variables(self, chat: ChatPrompt) -> dict[str, Any]:
@@ -85,6 +97,16 @@ class ChatTemplate:
             "tools": chat.tools,
             "add_generation_prompt": chat.add_generation_prompt,
         }
+
+
+def _without_nulls(chat: ChatPrompt) -> ChatPrompt:
+    messages = [
+        {**message, "content": ""}
+        if message.get("content") is None and message.get("tool_calls")
+        else message
+        for message in chat.messages
+    ]
+    return chat._replace(messages=messages)
 
 
 def _violations(error: Exception, chat: ChatPrompt) -> list[Violation]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.core.errors import InvalidArgument
-from services.models.catalog import find_model
+from services.models.catalog import Kind, ModelFiles, find_model
 
 
 def test_known_model_is_found_without_importing_its_package() -> None:
@@ -21,10 +21,10 @@ def test_path_of_a_gguf_file_is_a_model_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "My-Model.Q4.gguf"
     path.touch()
 
-    assert find_model(str(path)) == ("my-model.q4", path)
+    assert find_model(str(path)) == ModelFiles("my-model.q4", path, Kind.GGUF)
 
 
-@pytest.mark.parametrize("name", ["", "smollm", "model.bin", "/", "\0"])
+@pytest.mark.parametrize("name", ["", "smollm", "model.bin", "tekken.txt", "\0"])
 def test_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(InvalidArgument) as refusal:
         find_model(name)

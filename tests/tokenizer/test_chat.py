@@ -1,25 +1,32 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from firsttoken.common.v1.common_pb2 import Chat, ChatMessage, ToolCall
 from services.core.errors import InvalidArgument
+from services.core.settings import TokenizerSettings
 from services.tokenizer.chat import parse_chat
+from services.tokenizer.template import ChatPrompt
 
 USER = ChatMessage(role="user", content="Hi")
 
 
+def parse(chat: Chat, **settings: Any) -> ChatPrompt:
+    return parse_chat(chat, TokenizerSettings(**settings))
+
+
 def refusals(chat: Chat) -> dict[str, str]:
     with pytest.raises(InvalidArgument) as caught:
-        parse_chat(chat)
+        parse(chat)
     return dict(caught.value.violations)
 
 
 def test_messages_have_openai_s_form() -> None:
     call = ToolCall(id="call_1", name="add", arguments_json='{"b": 2, "a": [1e2, null]}')
-    prompt = parse_chat(
+    prompt = parse(
         Chat(
             messages=[
                 USER,
@@ -50,22 +57,25 @@ def test_messages_have_openai_s_form() -> None:
 
 
 def test_defaults_are_those_of_the_contract() -> None:
-    prompt = parse_chat(Chat(messages=[USER]))
+    prompt = parse(Chat(messages=[USER]))
 
     assert prompt.tools is None
     assert prompt.add_generation_prompt is True
     assert prompt.template_args == {}
-    assert (
-        parse_chat(Chat(messages=[USER], add_generation_prompt=False)).add_generation_prompt
-        is False
-    )
+    assert parse(Chat(messages=[USER], add_generation_prompt=False)).add_generation_prompt is False
 
 
-def test_equal_tools_give_equal_text_however_their_keys_are_ordered() -> None:
+def test_tools_keep_the_order_of_their_keys() -> None:
+    tool = '{"type": "function", "function": {"name": "f", "parameters": {"b": 1, "a": 2}}}'
+
+    assert json.dumps(parse(Chat(messages=[USER], tools_json=[tool])).tools) == f"[{tool}]"
+
+
+def test_equal_tools_give_equal_text_where_they_are_to_be_sorted() -> None:
     one = '{"type": "function", "function": {"name": "f", "parameters": [{"b": 1, "a": 2}]}}'
     other = '{"function":{"parameters":[{"a":2,"b":1}],"name":"f"},"type":"function"}'
     texts = [
-        json.dumps(parse_chat(Chat(messages=[USER], tools_json=[tool])).tools)
+        json.dumps(parse(Chat(messages=[USER], tools_json=[tool]), sort_tools=True).tools)
         for tool in (one, other)
     ]
 
@@ -75,7 +85,7 @@ def test_equal_tools_give_equal_text_however_their_keys_are_ordered() -> None:
 
 def test_order_of_tools_and_of_a_call_s_arguments_is_kept() -> None:
     call = ToolCall(arguments_json='{"b": 1, "a": 2}')
-    prompt = parse_chat(
+    prompt = parse(
         Chat(
             messages=[ChatMessage(role="assistant", tool_calls=[call])],
             tools_json=['{"name": "z"}', '{"name": "a"}'],
@@ -86,8 +96,23 @@ def test_order_of_tools_and_of_a_call_s_arguments_is_kept() -> None:
     assert list(prompt.messages[0]["tool_calls"][0]["function"]["arguments"]) == ["b", "a"]
 
 
+def test_arguments_of_a_call_may_be_given_to_the_template_as_they_were_sent() -> None:
+    text = '{"b":1,  "a":2.50}'
+    message = ChatMessage(role="assistant", tool_calls=[ToolCall(arguments_json=text)])
+    prompt = parse(Chat(messages=[message]), tool_arguments="text")
+
+    assert prompt.messages[0]["tool_calls"][0]["function"]["arguments"] == text
+
+
+def test_arguments_of_a_call_are_checked_in_either_form() -> None:
+    message = ChatMessage(role="assistant", tool_calls=[ToolCall(arguments_json="[1]")])
+
+    with pytest.raises(InvalidArgument, match=r"tool_calls\[0\]\.arguments_json: must be a JSON"):
+        parse(Chat(messages=[message]), tool_arguments="text")
+
+
 def test_numbers_are_kept_as_written() -> None:
-    prompt = parse_chat(
+    prompt = parse(
         Chat(messages=[USER], template_args_json='{"id": 123456789012345678901234567890}')
     )
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 
 from services.core.errors import InvalidArgument
 from services.core.keys import root_key
@@ -13,6 +14,7 @@ from services.core.settings import MeshSettings, TokenizerSettings
 from services.core.tokens import pack
 from services.tokenizer.encoder import EncodedPrompt, Encoder, Prompt
 from services.tokenizer.node import load_encoder
+from services.tokenizer.prompts import TemplatedPrompts
 from services.tokenizer.template import ChatPrompt
 
 BLOCK_TOKENS = 8
@@ -131,11 +133,10 @@ def test_model_without_a_template_takes_no_chat(encoder: Encoder) -> None:
         model="base",
         block_tokens=BLOCK_TOKENS,
         vocabulary=encoder.vocabulary,
-        tokenizer=encoder._tokenizer,
-        template=None,
+        prompts=TemplatedPrompts(Tokenizer(models.BPE()), template=None),
     )
 
-    with pytest.raises(InvalidArgument, match="chat: base has no chat template"):
+    with pytest.raises(InvalidArgument, match="chat: the model has no chat template"):
         encode(plain, chat(USER))
 
 

@@ -80,6 +80,25 @@ def test_a_content_that_the_template_cannot_do_without_is_named() -> None:
     )
 
 
+def test_a_call_without_content_has_an_empty_one_where_the_template_knows_calls() -> None:
+    source = (
+        "{% for m in messages %}{{ '[' + m.content + ']' }}"
+        "{% for call in m.tool_calls or [] %}{{ call.name }}{% endfor %}{% endfor %}"
+    )
+    call: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
+
+    assert render(source, ASSISTANT, call) == "[Hello.][]f"
+    with pytest.raises(InvalidArgument, match=r"chat\.messages\[0\]\.content: must be there"):
+        render(source, {"role": "assistant", "content": None}, call)
+
+
+def test_a_template_that_takes_null_gets_null() -> None:
+    source = "{{ messages[0].content is none }}{{ messages[0].tool_calls | length }}"
+    call: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [{}]}
+
+    assert render(source, call) == "True1"
+
+
 @pytest.mark.parametrize("name", ["self", "args", "context"])
 def test_a_template_argument_may_have_any_name(name: str) -> None:
     chat = ChatPrompt([USER], None, True, {name: 1, "other": 2})

@@ -8,7 +8,7 @@ from services.core.errors import InvalidArgument
 from services.core.settings import MeshConfig
 from services.models.catalog import find_model
 from services.models.gguf import read_metadata
-from services.models.vocabulary import Vocabulary
+from services.models.loading import load_vocabulary
 from services.runtime.startup import StartupError
 from worker.engines.contract import Engine
 from worker.engines.llamacpp.context import Threads
@@ -24,9 +24,9 @@ def open_engine(config: MeshConfig, *, cores_shared_by: int) -> Engine:
     """
     try:
         files = find_model(config.mesh.model)
-        metadata = read_metadata(files.gguf_path)
         if config.worker.engine == "simulated":
-            return SimulatedEngine(config, files.name, Vocabulary.from_metadata(metadata))
+            return SimulatedEngine(config, files.name, load_vocabulary(files))
+        metadata = read_metadata(files.gguf_path)
         threads = plan_threads(
             config.worker.threads, cores_shared_by=cores_shared_by, num_cores=_num_cores()
         )

@@ -23,8 +23,10 @@ from worker.engines.simulated_kv import SequenceKV, Words, mix
 from worker.engines.simulated_transport import SimulatedTransport, kind_here
 from worker.engines.slots import Slots
 
-# Ids beyond have probability 0, so that no step costs more than it simulates.
+# Ids beyond the first readable ones have probability 0, so that no step costs more than it
+# simulates. Some vocabularies begin with a thousand control tokens.
 LOGITS_WIDTH = 512
+MIN_READABLE_IDS = 64
 # Logits are in [0, this).
 LOGITS_RANGE = 16.0
 
@@ -55,7 +57,7 @@ class SimulatedEngine:
         self._timing = timing
         self._slots = Slots(self.info)
         self._kv = [self._new_kv() for _ in range(self.info.num_slots)]
-        self._silent_ids = _silent_ids(vocabulary)
+        self._silent = _silent(vocabulary)
         self._closed = False
         self.transport: SimulatedTransport | None = None
         if timing.engine_transport:
@@ -74,8 +76,8 @@ class SimulatedEngine:
                 if work.wants_logits:
                     digests.append(self._kv[work.slot].digest)
             self._slots.update(lengths)
-            logits = _logits(np.array(digests, np.uint64))
-            logits[:, self._silent_ids] = -np.inf
+            logits = _logits(np.array(digests, np.uint64), width=len(self._silent))
+            logits[:, self._silent] = -np.inf
         return logits
 
     def export_blocks(self, slot: int, first: int, blocks: Sequence[Bytes]) -> None:
@@ -151,26 +153,28 @@ def _lasting(duration_s: float) -> Iterator[None]:
     time.sleep(max(0.0, end_s - time.monotonic()))
 
 
-def _logits(digests: Words) -> Logits:
-    words = mix(np.add.outer(mix(digests), np.arange(LOGITS_WIDTH, dtype=np.uint64)))
+def _logits(digests: Words, *, width: int) -> Logits:
+    words = mix(np.add.outer(mix(digests), np.arange(width, dtype=np.uint64)))
     # The upper 24 bits: as many as float32 holds exactly.
     return (words >> np.uint64(40)).astype(np.float32) * np.float32(LOGITS_RANGE / (1 << 24))
 
 
-def _silent_ids(vocabulary: Vocabulary) -> npt.NDArray[np.intp]:
-    """Ids never generated: control tokens, and what is no readable text by itself."""
-    return np.array(
-        [
-            token_id
-            for token_id, text in enumerate(vocabulary.token_bytes[:LOGITS_WIDTH])
-            if token_id in vocabulary.special_token_ids or not _is_readable(text)
-        ],
-        np.intp,
-    )
+def _silent(vocabulary: Vocabulary) -> npt.NDArray[np.bool_]:
+    """Of the ids whose logits are given, those never generated.
+
+    They are control tokens, and what is no readable text by itself.
+    """
+    silent: list[bool] = []
+    for token_id, text in enumerate(vocabulary.token_bytes):
+        whole = len(silent) % LOGITS_WIDTH == 0
+        if whole and len(silent) - sum(silent) >= MIN_READABLE_IDS:
+            break
+        silent.append(token_id in vocabulary.special_token_ids or not _is_readable(text))
+    return np.array(silent)
 
 
 def _is_readable(text: bytes) -> bool:
-    return text.isascii() and text.decode().isprintable()
+    return bool(text) and text.isascii() and text.decode().isprintable()
 
 
 def _fingerprint(*parts: Any) -> bytes:
