@@ -31,6 +31,11 @@ OTLP_ENDPOINT = Form(
 )
 
 
+ORIGINS = Form(
+    r"( *(\*|https?://[^\s/]+)( +|$))*",
+    "http:// or https:// and a host each, with spaces between, or *",
+)
+
 KEY_HASHES = Form(
     r"(sha256:[0-9a-f]{64}( +|$))*",
     "sha256: and 64 hexadecimal digits, once for each key, with spaces between",
@@ -407,6 +412,69 @@ class KvStoreSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """The OpenAI-compatible HTTP edge."""
+
+    cors_origins: str = setting(
+        "",
+        "Origins whose pages may call from a browser, with spaces between; * is any. Empty: none.",
+        form=ORIGINS,
+    )
+    default_temperature: float = setting(
+        1.0, "Where a request names none; 1 is OpenAI's.", low=0, high=100
+    )
+    default_max_tokens: int = setting(
+        0,
+        "Chats: most tokens of an answer where the request does not say; 0: to the end of the"
+        " context.",
+        low=0,
+        high=1 << 20,
+    )
+    max_choices: int = setting(
+        64, "Most answers of one request: its prompts times n.", low=1, high=1024
+    )
+    request_timeout_s: float = setting(
+        600.0, "Longest time for the whole of an answer.", low=0.1, high=86400
+    )
+    max_body_bytes: int = setting(8 << 20, "Longest request body.", low=1024, high=1 << 24)
+    body_timeout_s: float = setting(
+        30.0, "Longest time for a request's body to come.", low=0.1, high=3600
+    )
+    max_header_bytes: int = setting(
+        32 << 10, "Longest request line and headers.", low=1024, high=1 << 20, at_start=True
+    )
+    header_timeout_s: float = setting(
+        10.0,
+        "Longest time from a request's first byte to the end of its headers, and from a"
+        " connection to its first request.",
+        low=0.1,
+        high=3600,
+        at_start=True,
+    )
+    keep_alive_s: float = setting(
+        75.0,
+        "How long a connection is kept without a request.",
+        low=0.1,
+        high=3600,
+        at_start=True,
+    )
+    write_timeout_s: float = setting(
+        60.0,
+        "A client that takes nothing of its answer for so long is disconnected.",
+        low=0.1,
+        high=3600,
+        at_start=True,
+    )
+    max_connections: int = setting(
+        4096, "Connections at a time; one more is refused.", low=1, high=1_000_000, at_start=True
+    )
+    drain_s: float = setting(
+        5.0, "How long answers may go on when the gateway stops.", low=0, high=600, at_start=True
+    )
+    access_log: bool = setting(True, "Log a line for each request.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySettings:
     otlp_endpoint: str = setting(
         "",
@@ -497,6 +565,7 @@ class MeshConfig:
     router: RouterSettings = field(default_factory=RouterSettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     kvstore: KvStoreSettings = field(default_factory=KvStoreSettings)
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     # By name.
     tenants: Mapping[str, TenantSettings] = field(default_factory=dict)
