@@ -152,7 +152,7 @@ def _configuration(arguments: argparse.Namespace) -> MeshConfig:
         if arguments.engine:
             changes["worker.engine"] = arguments.engine
         config = parse(nest({**flatten(config), **changes}))
-        find_model(config.mesh.model)
+        find_model(config.mesh.model, with_weights=config.worker.engine != SIMULATED)
     except (StartupError, InvalidArgument) as error:
         raise Failure(str(error), exit_status=CANNOT_START) from None
     return config

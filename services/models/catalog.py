@@ -35,13 +35,17 @@ class ModelFiles(NamedTuple):
     @property
     def gguf_path(self) -> Path:
         """The weights. Raises InvalidArgument when there are none."""
-        if self.kind is not Kind.GGUF:
-            raise InvalidArgument.of(
-                FIELD,
-                f"{self.path} is a tokenizer without weights; set worker.engine to simulated,"
-                " or mesh.model to a GGUF file",
-            )
+        _require_weights(self)
         return self.path
+
+
+def _require_weights(files: ModelFiles) -> None:
+    if files.kind is not Kind.GGUF:
+        raise InvalidArgument.of(
+            FIELD,
+            f"{files.path} is a tokenizer without weights; set worker.engine to simulated,"
+            " or mesh.model to a GGUF file",
+        )
 
 
 class _Package(NamedTuple):
@@ -59,11 +63,18 @@ _KNOWN = {
 }
 
 
-def find_model(name: str) -> ModelFiles:
+def find_model(name: str, *, with_weights: bool = False) -> ModelFiles:
     """The files of a known name, of a GGUF or tekken file, or of a folder with a tokenizer.
 
     Raises InvalidArgument naming `mesh.model` and what to do about it.
     """
+    files = _find(name)
+    if with_weights:
+        _require_weights(files)
+    return files
+
+
+def _find(name: str) -> ModelFiles:
     if name in _KNOWN:
         return ModelFiles(name, _packaged(name, _KNOWN[name]))
     path = Path(name).expanduser()

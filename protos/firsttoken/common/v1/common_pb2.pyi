@@ -594,8 +594,8 @@ class Chat(_message.Message):
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
     def tools_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Each one tool in OpenAI's form, as one JSON object; rendered with sorted
-        keys, so that the same tools always give the same prefix.
+        """Each one tool in OpenAI's form, as one JSON object; rendered with its keys
+        in this order, unless tokenizer.sort_tools is set.
         """
 
     def __init__(
