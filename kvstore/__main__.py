@@ -16,7 +16,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add_options(parser)
     options = read_options("kvstore", parser.parse_args(arguments))
-    return run_node(lambda: KvStoreNode(control=options.control, listen=options.listen), options)
+
+    def make_node() -> KvStoreNode:
+        return KvStoreNode(control=options.control, listen=options.listen, tls=options.open_tls())
+
+    return run_node(make_node, options)
 
 
 if __name__ == "__main__":

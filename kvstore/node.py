@@ -24,6 +24,7 @@ from services.runtime.server import MeshServer
 from services.runtime.sharing import MemoryServer
 from services.runtime.startup import StartupError
 from services.runtime.tasks import end_tasks
+from services.runtime.tls import Tls
 
 SERVICE_NAME = kvstore_pb2.DESCRIPTOR.services_by_name["KvStoreService"].full_name
 STOP_GRACE_S = 1.0
@@ -39,21 +40,24 @@ class KvStoreNode(Resource):
     reason. Leaving lets what is committed go down to Redis, for a bounded time.
     """
 
-    def __init__(self, *, control: str, listen: str = "127.0.0.1:0") -> None:
+    def __init__(
+        self, *, control: str, listen: str = "127.0.0.1:0", tls: Tls | None = None
+    ) -> None:
         self._control_address = control
+        self._tls = tls
         self._listen = listen
         self.id = f"kvstore-{uuid.uuid4().hex[:8]}"
         self.address = ""
 
     async def _open(self, stack: AsyncExitStack) -> None:
         control = await stack.enter_async_context(
-            ControlClient(self._control_address, self._member())
+            ControlClient(self._control_address, self._member(), tls=self._tls)
         )
         settings = control.snapshot.config.kvstore
         tier2 = RedisTier(settings) if settings.redis_url else None
         self.store = await stack.enter_async_context(KvStore(_memory_tier(settings), tier2))
         memory = await stack.enter_async_context(MemoryServer(self.store.tier1.arena.fd))
-        server = MeshServer(self._listen, service_names=[SERVICE_NAME])
+        server = MeshServer(self._listen, service_names=[SERVICE_NAME], tls=self._tls)
         kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server(
             KvStoreServicer(self.store), server.server
         )

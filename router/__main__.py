@@ -15,8 +15,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m router", description="The way in: which worker serves a request."
     )
     add_options(parser)
-    options = read_options("router", parser.parse_args(arguments))
-    return run_node(lambda: RouterNode(control=options.control, listen=options.listen), options)
+    parser.add_argument(
+        "--mtls-listen",
+        default="",
+        metavar="HOST:PORT",
+        help="one more port, on which callers are known by their certificates",
+    )
+    parsed = parser.parse_args(arguments)
+    options = read_options("router", parsed)
+
+    def make_node() -> RouterNode:
+        return RouterNode(
+            control=options.control,
+            listen=options.listen,
+            tls=options.open_tls(),
+            mtls_listen=parsed.mtls_listen,
+        )
+
+    return run_node(make_node, options)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from services.runtime.membership import ControlClient
 from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
 from services.runtime.telemetry import Tracing
+from services.runtime.tls import Tls
 
 
 class RouterNode(Resource):
@@ -24,9 +25,19 @@ class RouterNode(Resource):
     StartupError when it cannot be.
     """
 
-    def __init__(self, *, control: str, listen: str = "127.0.0.1:0") -> None:
+    def __init__(
+        self,
+        *,
+        control: str,
+        listen: str = "127.0.0.1:0",
+        tls: Tls | None = None,
+        mtls_listen: str = "",
+    ) -> None:
         self._control = control
         self._listen = listen
+        self._tls = tls
+        self._mtls_listen = mtls_listen
+        self.mtls_address = ""
         self.id = f"router-{uuid.uuid4().hex[:8]}"
         self.address = ""
 
@@ -35,7 +46,9 @@ class RouterNode(Resource):
         return self._mesh
 
     async def _open(self, stack: AsyncExitStack) -> None:
-        control = await stack.enter_async_context(ControlClient(self._control, self._member()))
+        control = await stack.enter_async_context(
+            ControlClient(self._control, self._member(), tls=self._tls)
+        )
         tracing = await stack.enter_async_context(
             Tracing(
                 control.snapshot.config.telemetry.otlp_endpoint,
@@ -43,16 +56,23 @@ class RouterNode(Resource):
                 member_id=self.id,
             )
         )
-        channels = await stack.enter_async_context(Channels())
+        channels = await stack.enter_async_context(Channels(self._tls))
         self._mesh = Mesh(control.snapshot, channels, tracing)
         stack.callback(self._mesh.close)
-        server = MeshServer(self._listen, service_names=[SERVICE_NAME])
+        server = MeshServer(
+            self._listen,
+            service_names=[SERVICE_NAME],
+            tls=self._tls,
+            for_callers=True,
+            mtls_listen=self._mtls_listen,
+        )
         InferenceService(self._mesh).add_to(server.server)
         control.on_config(self._mesh.configure)
         control.on_members(self._mesh.update_members)
         await stack.enter_async_context(server)
         await server.set_serving(True)
         self.address = server.address
+        self.mtls_address = server.mtls_address
         control.update(address=self.address, state=control_pb2.MEMBER_STATE_READY)
         # Leaving runs in reverse: say so, end the calls, then what they need.
         stack.callback(control.update, state=control_pb2.MEMBER_STATE_DRAINING)

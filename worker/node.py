@@ -16,6 +16,7 @@ from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
 from services.runtime.sharing import MemoryServer
 from services.runtime.telemetry import Tracing
+from services.runtime.tls import Tls
 from worker.copying import Copier
 from worker.engines.contract import EngineInfo
 from worker.front import EngineFront
@@ -53,8 +54,10 @@ class WorkerNode(Resource):
         listen: str = "127.0.0.1:0",
         cores_shared_by: int = 1,
         role: Role = Role.BOTH,
+        tls: Tls | None = None,
     ) -> None:
         self.role = role
+        self._tls = tls
         self._control_address = control
         self._listen = listen
         self._cores_shared_by = cores_shared_by
@@ -73,6 +76,7 @@ class WorkerNode(Resource):
                     detail="loading the model",
                     pid=os.getpid(),
                 ),
+                tls=self._tls,
             )
         )
         config = self._control.snapshot.config
@@ -137,7 +141,7 @@ class WorkerNode(Resource):
         await super().close()
 
     async def _open_handoffs(self, stack: AsyncExitStack, copier: Copier) -> Handoffs:
-        channels = await stack.enter_async_context(Channels())
+        channels = await stack.enter_async_context(Channels(self._tls))
         memory = PeerMemory()
         stack.callback(memory.close)
         return Handoffs(
@@ -154,7 +158,7 @@ class WorkerNode(Resource):
         return next(found, None)
 
     def _make_server(self, tracing: Tracing, sources: KvSources, copier: Copier) -> MeshServer:
-        server = MeshServer(self._listen, service_names=[SERVICE_NAME])
+        server = MeshServer(self._listen, service_names=[SERVICE_NAME], tls=self._tls)
         config = self._control.snapshot.config
         servicer = WorkerServicer(
             self._front,

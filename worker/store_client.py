@@ -19,6 +19,7 @@ from services.runtime.logs import event
 from services.runtime.membership import ControlClient, Members
 from services.runtime.sharing import open_shared
 from services.runtime.tasks import end_tasks
+from services.runtime.tls import Tls
 
 PING_TIMEOUT_S = 1.0
 PING_PAUSE_S = (0.1, 5.0)  # first, longest
@@ -29,16 +30,25 @@ logger = logging.getLogger(__name__)
 class Store:
     """One KV store process. `arena`: its L1, None when it is not on this host."""
 
-    def __init__(self, member: control_pb2.Member, arena: Bytes | None) -> None:
+    def __init__(
+        self, member: control_pb2.Member, arena: Bytes | None, tls: Tls | None = None
+    ) -> None:
         self.member_id = member.id
         self.arena = arena
-        self._channel = open_channel(member.address)
+        self._tls = tls
+        self._tls_generation = tls.generation if tls else 0
+        self._channel = open_channel(member.address, tls)
         self._channel.get_state(try_to_connect=True)
         # kvstore_pb2_grpc.KvStoreServiceAsyncStub, which exists for type checkers only.
         self.stub: Any = kvstore_pb2_grpc.KvStoreServiceStub(self._channel)
         self._num_users = 0
         self._unused = asyncio.Event()
         self._unused.set()
+
+    @property
+    def is_outdated(self) -> bool:
+        """Its channel has TLS files that others have replaced."""
+        return self._tls is not None and self._tls.generation != self._tls_generation
 
     @contextmanager
     def use(self) -> Iterator[None]:
@@ -160,15 +170,17 @@ class StoreClient:
         current = self._store
         if current is not None:
             present = current.member_id in {member.id for member in candidates}
+            present = present and not current.is_outdated
             if present and (current.arena is not None or len(candidates) == 1):
                 return
         for member in candidates:
             arena = await self._map(member)
             if arena is not None:
-                self._take(Store(member, arena))
+                self._take(Store(member, arena, self._control.tls))
                 return
         if current is None or not present:
-            self._take(Store(candidates[0], None) if candidates else None)
+            tls = self._control.tls
+            self._take(Store(candidates[0], None, tls) if candidates else None)
 
     async def _map(self, member: control_pb2.Member) -> Bytes | None:
         try:

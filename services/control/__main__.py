@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def make_node() -> ControlNode:
         config = read_config(parsed.config) if parsed.config else MeshConfig()
-        return ControlNode(options.listen, config)
+        return ControlNode(options.listen, config, tls=options.open_tls())
 
     return run_node(make_node, options)
 

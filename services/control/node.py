@@ -11,6 +11,7 @@ from services.control.store import MemoryStore, Store
 from services.core.settings import MeshConfig
 from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
+from services.runtime.tls import Tls
 
 SERVICE_NAME = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
 # Its calls are short, and who does not read his stream would hold it up in vain.
@@ -20,8 +21,15 @@ STOP_GRACE_S = 1.0
 class ControlNode(Resource):
     """An async context manager: entered, it serves `config` at `.address`."""
 
-    def __init__(self, listen: str = "127.0.0.1:0", config: MeshConfig | None = None) -> None:
+    def __init__(
+        self,
+        listen: str = "127.0.0.1:0",
+        config: MeshConfig | None = None,
+        *,
+        tls: Tls | None = None,
+    ) -> None:
         self._listen = listen
+        self._tls = tls
         self._config = config or MeshConfig()
         self._hub: Hub | None = None
         self.address = ""
@@ -29,7 +37,7 @@ class ControlNode(Resource):
     async def _open(self, stack: AsyncExitStack) -> None:
         store = await stack.enter_async_context(open_store(self._config))
         self._hub = hub = Hub(store)
-        server = MeshServer(self._listen, service_names=[SERVICE_NAME])
+        server = MeshServer(self._listen, service_names=[SERVICE_NAME], tls=self._tls)
         control_pb2_grpc.add_ControlServiceServicer_to_server(ControlService(hub), server.server)
         await stack.enter_async_context(server)
         # Leaving runs in reverse: the streams end before the server waits for them.

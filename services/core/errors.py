@@ -2,6 +2,7 @@
 
 MeshError                     INTERNAL             a defect of ours
 ├── InvalidArgument           INVALID_ARGUMENT     BadRequest: the fields and their bounds
+├── PermissionDenied          PERMISSION_DENIED    known, and not allowed
 ├── Overloaded                RESOURCE_EXHAUSTED   RetryInfo: when to come back
 ├── Unavailable               UNAVAILABLE          RetryInfo when known
 ├── Conflict                  ABORTED              somebody else changed it first
@@ -58,6 +59,10 @@ class InvalidArgument(MeshError):
     @classmethod
     def of(cls, field: str, description: str) -> InvalidArgument:
         return cls([Violation(field, description)])
+
+
+class PermissionDenied(MeshError):
+    status = "PERMISSION_DENIED"
 
 
 class Overloaded(MeshError):

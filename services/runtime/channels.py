@@ -8,11 +8,15 @@ from typing import TypeAlias
 
 import grpc
 
+from services.runtime.tls import MESH_NAME, Tls
+
 MAX_MESSAGE_BYTES = 16 << 20
 KEEPALIVE_TIME_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
+# Longer than any request may take (router.max_deadline_s): its calls end by themselves.
+RETIRED_FOR_S = 900.0
 
-Options: TypeAlias = list[tuple[str, int]]
+Options: TypeAlias = list[tuple[str, int | str]]
 
 
 def message_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
@@ -25,22 +29,27 @@ def message_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
     ]
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel that reconnects within a second and never retries by itself."""
-    return grpc.aio.insecure_channel(
-        address,
-        options=[
-            *message_options(),
-            ("grpc.enable_retries", 0),
-            ("grpc.service_config_disable_resolution", 1),
-            ("grpc.enable_http_proxy", 0),  # peers are on the mesh's own network
-            # A shared subchannel would keep its backoff when a channel is opened anew.
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 1000),  # also the time a connect may take
-            ("grpc.max_reconnect_backoff_ms", 1000),
-        ],
-    )
+def open_channel(address: str, tls: Tls | None = None) -> grpc.aio.Channel:
+    """A channel that reconnects within a second and never retries by itself.
+
+    With `tls` the peer must be a service of the mesh, wherever it is, and is shown our
+    certificate. The channel keeps the files of this moment, also when it reconnects.
+    """
+    options: Options = [
+        *message_options(),
+        ("grpc.enable_retries", 0),
+        ("grpc.service_config_disable_resolution", 1),
+        ("grpc.enable_http_proxy", 0),  # peers are on the mesh's own network
+        # A shared subchannel would keep its backoff when a channel is opened anew.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 1000),  # also the time a connect may take
+        ("grpc.max_reconnect_backoff_ms", 1000),
+    ]
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    options.append(("grpc.ssl_target_name_override", MESH_NAME))
+    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=options)
 
 
 class Channels:
@@ -48,10 +57,17 @@ class Channels:
 
     End calls before their channel is dropped or closed: grpc.aio finds only some of
     them, leaves the others to their peer, and a read begun afterwards may hang.
+
+    When other TLS files are in use, `get` opens anew; the channels before are closed
+    after `retired_for_s`, when their calls have ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tls: Tls | None = None, *, retired_for_s: float = RETIRED_FOR_S) -> None:
+        self._tls = tls
+        self._retired_for_s = retired_for_s
+        self._generation = 0
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._retired: dict[grpc.aio.Channel, asyncio.TimerHandle] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Channels:
@@ -66,21 +82,43 @@ class Channels:
         await self.close()
 
     def get(self, address: str) -> grpc.aio.Channel:
+        """To be asked for again for each call."""
+        if self._tls is not None and (generation := self._tls.generation) != self._generation:
+            self._generation = generation
+            self._retire()
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = open_channel(address)
+            channel = self._channels[address] = open_channel(address, self._tls)
         return channel
 
     def drop(self, address: str) -> None:
         """Close the channel to a peer that is gone."""
         channel = self._channels.pop(address, None)
         if channel is not None:
-            task = asyncio.ensure_future(channel.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._close(channel)
 
     async def close(self) -> None:
         for address in list(self._channels):
             self.drop(address)
+        for channel, timer in self._retired.items():
+            timer.cancel()
+            self._close(channel)
+        self._retired.clear()
         while self._closing:
             await asyncio.wait(self._closing)
+
+    def _retire(self) -> None:
+        loop = asyncio.get_running_loop()
+        for channel in self._channels.values():
+            timer = loop.call_later(self._retired_for_s, self._end_retirement, channel)
+            self._retired[channel] = timer
+        self._channels.clear()
+
+    def _end_retirement(self, channel: grpc.aio.Channel) -> None:
+        del self._retired[channel]
+        self._close(channel)
+
+    def _close(self, channel: grpc.aio.Channel) -> None:
+        task = asyncio.ensure_future(channel.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)

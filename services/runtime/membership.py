@@ -22,6 +22,7 @@ from services.runtime.channels import open_channel
 from services.runtime.logs import event
 from services.runtime.startup import StartupError
 from services.runtime.tasks import end_tasks
+from services.runtime.tls import Tls
 
 JoinCall: TypeAlias = "grpc.aio.StreamStreamCall[control_pb2.JoinRequest, control_pb2.JoinResponse]"
 Members: TypeAlias = tuple[control_pb2.Member, ...]
@@ -45,6 +46,8 @@ class ControlClient:
     The generation may go down: a control that keeps its configuration in memory
     begins again at 1 when it restarts. What is pushed always replaces what was.
 
+    `tls`: what this process shows to the others, and knows them by.
+
     Entering waits for the first configuration and membership; it raises
     StartupError when none has come within `start_timeout_s`.
     """
@@ -54,8 +57,10 @@ class ControlClient:
         control_address: str,
         member: control_pb2.Member,
         *,
+        tls: Tls | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
+        self.tls = tls
         self._addresses = [part.strip() for part in control_address.split(",") if part.strip()]
         if not self._addresses:
             raise StartupError("no control service given: use --control host:port")
@@ -159,7 +164,8 @@ class ControlClient:
         """Hold one stream for as long as it lives; whether it said anything."""
         heard = False
         try:
-            async with open_channel(address) as channel, self._reporting(channel) as responses:
+            channel = open_channel(address, self.tls)
+            async with channel, self._reporting(channel) as responses:
                 async for response in responses:
                     if not heard:
                         heard = True

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import uvloop
@@ -21,8 +22,10 @@ from services.runtime import logs
 from services.runtime.logs import event
 from services.runtime.startup import StartupError
 from services.runtime.tasks import CANCEL_INTERVAL_S
+from services.runtime.tls import TLS_DIR_VARIABLE, Tls, require_private
 
 EXIT_START_FAILED = 3
+INSECURE_VARIABLE = "FIRSTTOKEN_INSECURE"
 # The exporter's thread and the event loop share the GIL; at the default 5 ms its
 # turns show in the loop's latency.
 SWITCH_INTERVAL_S = 0.0005
@@ -44,6 +47,19 @@ class ProcessOptions:
     control: str = ""
     ready_fd: int | None = None
     lifeline_fd: int | None = None
+    tls_dir: Path | None = None
+    insecure: bool = False
+
+    def open_tls(self, *listens: str) -> Tls | None:
+        """What is in `tls_dir`. Raises StartupError when it is of no use.
+
+        Without one, also where `listen` or one of `listens` can be reached from elsewhere.
+        """
+        if self.tls_dir is not None:
+            return Tls(self.tls_dir)
+        for listen in (self.listen, *listens):
+            require_private(listen, insecure=self.insecure)
+        return None
 
 
 def add_options(parser: argparse.ArgumentParser, *, control: bool = True) -> None:
@@ -56,6 +72,13 @@ def add_options(parser: argparse.ArgumentParser, *, control: bool = True) -> Non
             metavar="HOST:PORT[,HOST:PORT…]",
             help="the control service's replicas",
         )
+    add_tls_option(parser)
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        default=os.environ.get(INSECURE_VARIABLE) == "1",
+        help=f"listen without TLS also where others can reach it (default: {INSECURE_VARIABLE}=1)",
+    )
     parser.add_argument(
         "--ready-fd",
         type=int,
@@ -70,6 +93,16 @@ def add_options(parser: argparse.ArgumentParser, *, control: bool = True) -> Non
     )
 
 
+def add_tls_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tls-dir",
+        type=Path,
+        default=os.environ.get(TLS_DIR_VARIABLE) or None,
+        metavar="DIR",
+        help=f"ca.pem, cert.pem and key.pem for TLS (default: {TLS_DIR_VARIABLE}; else no TLS)",
+    )
+
+
 def read_options(service: str, arguments: argparse.Namespace) -> ProcessOptions:
     return ProcessOptions(
         service=service,
@@ -77,6 +110,8 @@ def read_options(service: str, arguments: argparse.Namespace) -> ProcessOptions:
         control=getattr(arguments, "control", ""),
         ready_fd=arguments.ready_fd,
         lifeline_fd=arguments.lifeline_fd,
+        tls_dir=arguments.tls_dir,
+        insecure=arguments.insecure,
     )
 
 
@@ -89,6 +124,8 @@ def run_node(
     start. A second signal kills the process at once.
     """
     logs.configure(options.service)
+    # gRPC would print a line for each handshake that fails, as often as anybody likes.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     for descriptor in (options.ready_fd, options.lifeline_fd):
         if descriptor is not None:

@@ -15,7 +15,9 @@ from grpc_reflection.v1alpha import reflection
 
 from services.runtime.channels import KEEPALIVE_TIME_MS, MAX_MESSAGE_BYTES, message_options
 from services.runtime.interceptor import Context, ErrorInterceptor
+from services.runtime.peers import MeshPeersOnly
 from services.runtime.startup import StartupError
+from services.runtime.tls import Tls
 
 __all__ = ["Context", "MeshServer"]
 
@@ -32,6 +34,10 @@ class MeshServer:
     Make it in a running event loop, add servicers to `.server`, then enter it: it
     is bound and answering, and health says NOT_SERVING until `set_serving(True)`.
     Entering raises StartupError when the port is taken.
+
+    With `tls` only services of the mesh get in, unless it is `for_callers`: then its
+    port asks nobody for a certificate, and `mtls_listen` is one more that wants one from
+    our CA, whosever it is.
     """
 
     def __init__(
@@ -41,14 +47,24 @@ class MeshServer:
         service_names: Sequence[str],
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        tls: Tls | None = None,
+        for_callers: bool = False,
+        mtls_listen: str = "",
     ) -> None:
+        if mtls_listen and tls is None:
+            raise StartupError(f"cannot listen on {mtls_listen} with mTLS: use --tls-dir")
         self._listen = listen
+        self._mtls_listen = mtls_listen
+        self._tls = tls
+        self._for_callers = for_callers
         self._service_names = tuple(service_names)
         self._health = health.aio.HealthServicer()
         self._stopped = False
         self.address = ""
+        self.mtls_address = ""
+        guards = [MeshPeersOnly()] if tls is not None and not for_callers else []
         self.server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(), *interceptors],
+            interceptors=[ErrorInterceptor(), *guards, *interceptors],
             options=[
                 *message_options(max_message_bytes),
                 # With SO_REUSEPORT a second server would share the port in silence.
@@ -64,7 +80,9 @@ class MeshServer:
 
     async def __aenter__(self) -> MeshServer:
         await self.set_serving(False)
-        self.address = await self._bind()
+        self.address = await self._bind(self._listen, ask_clients=not self._for_callers)
+        if self._mtls_listen:
+            self.mtls_address = await self._bind(self._mtls_listen, ask_clients=True)
         await self.server.start()
         return self
 
@@ -76,15 +94,20 @@ class MeshServer:
     ) -> None:
         await self.stop()
 
-    async def _bind(self) -> str:
-        host, separator, port = self._listen.rpartition(":")
+    async def _bind(self, listen: str, *, ask_clients: bool) -> str:
+        """Without TLS nobody can be asked."""
+        host, separator, port = listen.rpartition(":")
         if not separator or not port.isdecimal():
-            raise StartupError(f"cannot listen on {self._listen!r}: must be host:port")
-        await _check_free(self._listen, host, int(port))
+            raise StartupError(f"cannot listen on {listen!r}: must be host:port")
+        await _check_free(listen, host, int(port))
         try:
-            bound_port = self.server.add_insecure_port(self._listen)
+            if self._tls is None:
+                bound_port = self.server.add_insecure_port(listen)
+            else:
+                credentials = self._tls.server_credentials(ask_clients=ask_clients)
+                bound_port = self.server.add_secure_port(listen, credentials)
         except RuntimeError as error:
-            raise StartupError(f"cannot listen on {self._listen}: {error}") from error
+            raise StartupError(f"cannot listen on {listen}: {error}") from error
         return f"{host}:{bound_port}"
 
     async def set_serving(self, serving: bool) -> None:

@@ -17,7 +17,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add_options(parser)
     options = read_options("tokenizer", parser.parse_args(arguments))
-    return run_node(lambda: TokenizerNode(control=options.control, listen=options.listen), options)
+
+    def make_node() -> TokenizerNode:
+        return TokenizerNode(control=options.control, listen=options.listen, tls=options.open_tls())
+
+    return run_node(make_node, options)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
 from services.runtime.startup import StartupError
 from services.runtime.telemetry import Tracing
+from services.runtime.tls import Tls
 from services.tokenizer.encoder import Encoder
 from services.tokenizer.prompts import PromptEncoder, TemplatedPrompts
 from services.tokenizer.service import Backend, TokenizerService
@@ -33,14 +34,19 @@ class TokenizerNode(Resource):
     Entering raises StartupError or InvalidArgument when it cannot be.
     """
 
-    def __init__(self, *, control: str, listen: str = "127.0.0.1:0") -> None:
+    def __init__(
+        self, *, control: str, listen: str = "127.0.0.1:0", tls: Tls | None = None
+    ) -> None:
         self._control = control
+        self._tls = tls
         self._listen = listen
         self.id = f"tokenizer-{uuid.uuid4().hex[:8]}"
         self.address = ""
 
     async def _open(self, stack: AsyncExitStack) -> None:
-        control = await stack.enter_async_context(ControlClient(self._control, self._member()))
+        control = await stack.enter_async_context(
+            ControlClient(self._control, self._member(), tls=self._tls)
+        )
         config = control.snapshot.config
         tracing = await stack.enter_async_context(
             Tracing(config.telemetry.otlp_endpoint, service="tokenizer", member_id=self.id)
@@ -49,7 +55,7 @@ class TokenizerNode(Resource):
         threads = ThreadPoolExecutor(config.tokenizer.threads, thread_name_prefix="encode")
         # Waiting for threads would block the loop.
         stack.push_async_callback(asyncio.to_thread, threads.shutdown, cancel_futures=True)
-        server = MeshServer(self._listen, service_names=[SERVICE_NAME])
+        server = MeshServer(self._listen, service_names=[SERVICE_NAME], tls=self._tls)
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(
             TokenizerService(Backend(encoder, threads, control, tracing)), server.server
         )

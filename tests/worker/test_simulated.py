@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -210,3 +211,29 @@ def test_a_closed_engine_refuses_calls() -> None:
 
     with pytest.raises(EngineFailure, match="closed"):
         engine.evaluate([Work(0, 0, ids(1), True)])
+
+
+def test_vocabulary_that_begins_with_control_tokens_is_spoken_as_well() -> None:
+    control = [b"<%d>" % token for token in range(700)]
+    letters = [bytes([code]) for code in range(256)] * 3
+    vocabulary = Vocabulary(
+        token_bytes=(*control, *letters),
+        special_token_ids=frozenset(range(700)),
+        eos_token_ids=(2,),
+        bos_token_id=1,
+        context_length=64,
+        chat_template="",
+    )
+    engine = SimulatedEngine(config_of(), "tiny", vocabulary)
+    logits = engine.evaluate([Work(0, 0, ids(1, 2, 3), True)])[0]
+
+    spoken = {vocabulary.token_bytes[token] for token in np.flatnonzero(np.isfinite(logits))}
+    assert len(logits) == 1024
+    assert spoken == {bytes([code]) for code in range(0x20, 0x7F)}
+
+
+def test_vocabulary_that_is_small_has_no_more_logits_than_tokens() -> None:
+    vocabulary = dataclasses.replace(VOCABULARY, token_bytes=VOCABULARY.token_bytes[:100])
+    engine = SimulatedEngine(config_of(), "tiny", vocabulary)
+
+    assert engine.evaluate([Work(0, 0, ids(1, 2, 3), True)]).shape == (1, 100)
