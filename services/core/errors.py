@@ -2,6 +2,7 @@
 
 MeshError                     INTERNAL             a defect of ours
 ├── InvalidArgument           INVALID_ARGUMENT     BadRequest: the fields and their bounds
+├── Unauthenticated           UNAUTHENTICATED      nobody knows the caller
 ├── PermissionDenied          PERMISSION_DENIED    known, and not allowed
 ├── Overloaded                RESOURCE_EXHAUSTED   RetryInfo: when to come back
 ├── Unavailable               UNAVAILABLE          RetryInfo when known
@@ -59,6 +60,10 @@ class InvalidArgument(MeshError):
     @classmethod
     def of(cls, field: str, description: str) -> InvalidArgument:
         return cls([Violation(field, description)])
+
+
+class Unauthenticated(MeshError):
+    status = "UNAUTHENTICATED"
 
 
 class PermissionDenied(MeshError):

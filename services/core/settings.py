@@ -160,6 +160,25 @@ class RouterSettings:
         low=0,
         high=1 << 32,
     )
+    max_deadline_s: float = setting(
+        600.0,
+        "Longest life of a request, whatever its caller's deadline, and without one.",
+        low=0.01,
+        high=604_800,
+    )
+    request_timeout_s: float = setting(
+        10.0,
+        "A call whose request message has not come whole within this time ends.",
+        low=0.01,
+        high=3600,
+    )
+    reflection: str = setting(
+        "auto",
+        "Whether callers may ask for the list of services (gRPC reflection): auto refuses where"
+        " there are tenants or TLS.",
+        choices=("auto", "always", "never"),
+        at_start=True,
+    )
     prefill_affinity_tokens: int = setting(
         512,
         "How many more prompt tokens than the least busy one a prefill worker may have to"
