@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -49,3 +50,81 @@ def test_missing_weights_are_refused_with_the_line_that_installs_them(
         find_model("smollm2-135m-instruct")
 
     assert refusal.value.violations[0].field == "mesh.model"
+
+
+def tokenizer_folder(folder: Path, *names: str) -> Path:
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text("{}")
+    return folder
+
+
+def test_folder_with_a_tokenizer_is_a_model_without_weights(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path / "Qwen3", "tokenizer.json", "tokenizer_config.json")
+
+    assert find_model(str(folder)) == ModelFiles("qwen3", folder, Kind.HUGGING_FACE)
+    assert find_model(f"{folder}/") == ModelFiles("qwen3", folder, Kind.HUGGING_FACE)
+
+
+def test_folder_has_its_name_also_from_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(
+        tokenizer_folder(tmp_path / "Qwen3", "tokenizer.json", "tokenizer_config.json")
+    )
+
+    assert find_model(".").name == "qwen3"
+
+
+def test_mistral_s_own_tokenizer_comes_before_its_copy_for_hugging_face(tmp_path: Path) -> None:
+    names = ("tokenizer.json", "tokenizer_config.json", "tekken.json")
+    folder = tokenizer_folder(tmp_path / "Nemo", *names)
+
+    assert find_model(str(folder)) == ModelFiles("nemo", folder / "tekken.json", Kind.TEKKEN)
+
+
+def test_path_of_a_tekken_file_is_a_model(tmp_path: Path) -> None:
+    path = tmp_path / "tekken_240718.json"
+    path.touch()
+
+    assert find_model(str(path)) == ModelFiles("tekken_240718", path, Kind.TEKKEN)
+    with pytest.raises(InvalidArgument, match=r"no such file: .*tekken\.json"):
+        find_model(str(tmp_path / "tekken.json"))
+
+
+@pytest.mark.parametrize(
+    ("names", "missing"),
+    [
+        ((), "tokenizer.json"),
+        (("tokenizer_config.json",), "tokenizer.json"),
+        (("tokenizer.json",), "tokenizer_config.json"),
+    ],
+)
+def test_folder_without_a_tokenizer_is_refused_with_what_it_lacks(
+    tmp_path: Path, names: tuple[str, ...], missing: str
+) -> None:
+    folder = tokenizer_folder(tmp_path / "model", *names)
+
+    with pytest.raises(InvalidArgument, match=rf"mesh\.model: .*model has no {missing}; "):
+        find_model(str(folder))
+
+
+def test_model_without_weights_is_refused_where_they_are_needed(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path / "model", "tokenizer.json", "tokenizer_config.json")
+    complaint = r"mesh\.model: .* without weights; set worker\.engine to simulated"
+
+    with pytest.raises(InvalidArgument, match=complaint):
+        find_model(str(folder), with_weights=True)
+    with pytest.raises(InvalidArgument, match=complaint):
+        _ = find_model(str(folder)).gguf_path
+    assert find_model("smollm2-135m-instruct", with_weights=True).kind is Kind.GGUF
+
+
+def test_missing_encoder_of_mistral_is_named_with_the_line_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tokenizer_folder(tmp_path / "nemo", "tekken.json")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+    with pytest.raises(InvalidArgument, match=r"pip install 'firsttoken\[mistral\]'"):
+        find_model(str(folder))
