@@ -24,8 +24,8 @@ class Answer:
 
     def __init__(self, vocabulary: Vocabulary, sampling: Sampling) -> None:
         self._vocabulary = vocabulary
-        self._detokenizer = Detokenizer(vocabulary, sampling.stop)
         self._sampling = sampling
+        self._detokenizer = self._new_detokenizer()
         # Characters of the text to come that the client has already.
         self._num_given = 0
         self.num_tokens = 0
@@ -79,6 +79,12 @@ class Answer:
         text = self._lacking("".join(texts))
         return common_pb2.Chunk(token_ids=pack(token_ids), text=text, logprobs=logprobs)
 
+    def _new_detokenizer(self) -> Detokenizer:
+        sampling = self._sampling
+        return Detokenizer(
+            self._vocabulary, sampling.stop, skip_special_tokens=sampling.skip_special_tokens
+        )
+
     def _lacking(self, text: str) -> str:
         """What of it the client does not have yet."""
         num_given = min(self._num_given, len(text))
@@ -87,7 +93,7 @@ class Answer:
 
     def _check_characters(self, answer_ids: Sequence[int], num_characters: int) -> None:
         # What was held back counts: the client has it when the answer had ended.
-        whole = Detokenizer(self._vocabulary, self._sampling.stop)
+        whole = self._new_detokenizer()
         most = len(whole.push(answer_ids).text + whole.flush())
         if num_characters > most:
             raise InvalidArgument.of(

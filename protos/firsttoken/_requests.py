@@ -32,6 +32,7 @@ class Sampling(TypedDict, total=False):
     frequency_penalty: float | None
     logprobs: int | None
     ignore_eos: bool | None
+    skip_special_tokens: bool | None
 
 
 class ChatOptions(TypedDict, total=False):

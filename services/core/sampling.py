@@ -31,6 +31,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     logprobs: int | None = None
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
 
     def violations(
         self,

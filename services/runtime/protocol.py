@@ -25,6 +25,7 @@ _Optional: TypeAlias = Literal[
     "frequency_penalty",
     "logprobs",
     "ignore_eos",
+    "skip_special_tokens",
 ]
 _OPTIONAL: tuple[_Optional, ...] = get_args(_Optional)
 

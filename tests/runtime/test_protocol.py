@@ -37,6 +37,7 @@ def test_every_field_is_taken() -> None:
         frequency_penalty=-1.0,
         logprobs=0,
         ignore_eos=True,
+        skip_special_tokens=False,
     )
 
     assert len(message.DESCRIPTOR.fields) == len(Sampling.__slots__)
@@ -54,6 +55,7 @@ def test_every_field_is_taken() -> None:
         frequency_penalty=-1.0,
         logprobs=0,
         ignore_eos=True,
+        skip_special_tokens=False,
     )
 
 

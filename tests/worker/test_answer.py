@@ -48,6 +48,19 @@ def test_a_chunk_carries_all_tokens_that_are_ready(
     assert ids_of(chunk) == [token.token_id for token in tokens]
 
 
+@pytest.mark.parametrize("skipped", [True, False])
+def test_control_tokens_are_text_only_when_asked_for(
+    vocabulary: Vocabulary, tokens: list[Token], skipped: bool
+) -> None:
+    control = vocabulary.eos_token_ids[0]
+    sampling = Sampling(ignore_eos=True, skip_special_tokens=skipped)
+
+    chunk = Answer(vocabulary, sampling).push([*tokens, Token(1, control, "", None, None)])
+
+    spelled = "" if skipped else vocabulary.spelling(control)
+    assert chunk.text == f"One two three.{spelled}"
+
+
 def test_the_end_token_ends_the_answer_and_is_not_part_of_it(
     vocabulary: Vocabulary, tokens: list[Token]
 ) -> None:
