@@ -22,6 +22,7 @@ import grpc
 
 from firsttoken._errors import MeshError, Violation, to_mesh_error
 from firsttoken._requests import Options, Prompt, build_request
+from firsttoken._security import File, TlsOptions, check_key
 from firsttoken.common.v1 import common_pb2
 from firsttoken.router.v1 import inference_pb2, inference_pb2_grpc
 
@@ -144,25 +145,41 @@ class Answer:
 class MeshClient:
     """An async context manager around one channel to a router.
 
-    `tenant`: whose cached prefixes the requests may share.
+    `tenant`: whose cached prefixes the requests may share. `api_key` says who is calling,
+    or else `cert_file` with `key_file` on the router's port for certificates.
+
+    TLS is used when `ca_file` is given, in PEM, or `tls`: then gRPC's own list of CAs
+    counts. The router's certificate must have the name in `address`, or `server_name`.
+    Files are read on entering, which raises OSError or ValueError for those that are of no
+    use. A key goes unencrypted to this machine alone, unless `insecure`: ValueError.
     """
 
-    def __init__(self, address: str, *, tenant: str = "") -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        tenant: str = "",
+        api_key: str | None = None,
+        ca_file: File = None,
+        cert_file: File = None,
+        key_file: File = None,
+        tls: bool = False,
+        server_name: str | None = None,
+        insecure: bool = False,
+    ) -> None:
         self._address = address
         self._tenant = tenant
+        self._api_key = api_key
+        self._tls = TlsOptions(tls, ca_file, cert_file, key_file, server_name)
+        self._tls.check()
+        if api_key:
+            check_key(api_key, address, encrypted=self._tls.enabled, insecure=insecure)
         self._channel: grpc.aio.Channel | None = None
         # Closing a grpc.aio channel leaves calls alone that nobody waits for just then.
         self._streams: weakref.WeakSet[GenerationStream] = weakref.WeakSet()
 
     async def __aenter__(self) -> MeshClient:
-        self._channel = grpc.aio.insecure_channel(
-            self._address,
-            options=[
-                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.keepalive_time_ms", 30_000),
-            ],
-        )
+        self._channel = self._open_channel()
         return self
 
     async def __aexit__(
@@ -207,8 +224,23 @@ class MeshClient:
                 pass
         return stream.answer
 
+    def _open_channel(self) -> grpc.aio.Channel:
+        options: list[tuple[str, int | str]] = [
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.keepalive_time_ms", 30_000),
+        ]
+        if not self._tls.enabled:
+            if self._api_key:  # a proxy would read it
+                options.append(("grpc.enable_http_proxy", 0))
+            return grpc.aio.insecure_channel(self._address, options=options)
+        if self._tls.server_name:
+            options.append(("grpc.ssl_target_name_override", self._tls.server_name))
+        return grpc.aio.secure_channel(self._address, self._tls.read(), options=options)
+
     def _metadata(self, options: Options) -> tuple[tuple[str, str], ...]:
         pairs = (
+            ("authorization", f"Bearer {self._api_key}" if self._api_key else None),
             ("firsttoken-tenant", self._tenant),
             ("traceparent", options.get("traceparent")),
             ("tracestate", options.get("tracestate")),

@@ -50,7 +50,10 @@ def _show_reuse(document: dict[str, Any]) -> None:
 
 
 async def _reuse(arguments: argparse.Namespace) -> dict[str, Any]:
-    async with rpc.mesh_client(arguments.router) as client:
+    client_of = rpc.mesh_client(
+        arguments.router, tls_dir=arguments.tls_dir, api_key=arguments.api_key
+    )
+    async with client_of as client:
         pairs = await reuse.measure(
             client, shared_tokens=arguments.shared_tokens, num_pairs=arguments.pairs
         )

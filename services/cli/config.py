@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import time
+from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _get(arguments: argparse.Namespace) -> None:
-    async with rpc.control_stub(arguments.control) as stub:
+    async with _control(arguments) as stub:
         response = await stub.GetConfig(control_pb2.GetConfigRequest(), timeout=rpc.TIMEOUT_S)
     values = _select(_flat(response.configuration), arguments.key)
     if arguments.json:
@@ -75,7 +76,7 @@ async def _set(arguments: argparse.Namespace) -> None:
     request = control_pb2.SetConfigRequest(
         changes={key: json.dumps(value) for key, value in values.items()}
     )
-    async with rpc.control_stub(arguments.control) as stub:
+    async with _control(arguments) as stub:
         response = await stub.SetConfig(request, timeout=rpc.TIMEOUT_S)
         generation = response.configuration.generation
         applied = await _wait_until_applied(stub, generation)
@@ -89,7 +90,7 @@ async def _set(arguments: argparse.Namespace) -> None:
 
 
 async def _diff(arguments: argparse.Namespace) -> None:
-    async with rpc.control_stub(arguments.control) as stub:
+    async with _control(arguments) as stub:
         response = await stub.GetConfig(control_pb2.GetConfigRequest(), timeout=rpc.TIMEOUT_S)
     # A section that has a name has no default.
     defaults = flatten(from_json(response.default_json))
@@ -115,6 +116,12 @@ async def _wait_until_applied(
         if applied == len(response.members) or elapsed_s > APPLY_TIMEOUT_S:
             return Applied(len(response.members), applied, elapsed_s * 1000)
         await asyncio.sleep(APPLY_POLL_S)
+
+
+def _control(
+    arguments: argparse.Namespace,
+) -> AbstractAsyncContextManager[control_pb2_grpc.ControlServiceStub]:
+    return rpc.control_stub(arguments.control, rpc.open_tls(arguments.tls_dir))
 
 
 def _flat(configuration: control_pb2.Configuration) -> dict[str, Any]:

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
 
-from firsttoken.client import MeshClient, MeshError, Options
-from services.cli import answers
+from firsttoken.client import MeshError, Options
+from services.cli import answers, rpc
 from services.cli.prompts import Prompt
+from services.core.settings import MeshConfig
+from services.runtime.tls import Tls
 
 PROMPT = "Write one sentence about the sea."
 OPTIONS = Options(max_tokens=48, deadline_s=120.0)
 
 
-def print_endpoints(router: str, control: str, *, simulated: bool) -> None:
+def describe_openness(config: MeshConfig, tls: Tls | None) -> str:
+    """What keeps nobody out of this mesh; "" when it is closed."""
+    told_apart, encrypted = bool(config.tenants), tls is not None
+    parts = [] if told_apart else ["callers are not told apart ([tenants.NAME])"]
+    parts += [] if encrypted else ["nothing is encrypted (--tls)"]
+    return f"{' and '.join(parts)}: for this machine alone" if parts else ""
+
+
+def print_endpoints(router: str, control: str, *, tls: Tls | None, simulated: bool) -> None:
     """Where the mesh is, and how to use it."""
     command = _command()
+    encrypted = f" --tls-dir {shlex.quote(str(tls.directory))}" if tls else ""
     to_router = "" if router == "127.0.0.1:7100" else f" --router {router}"
     to_control = "" if control == "127.0.0.1:7101" else f" --control {control}"
     lines = [
         "",
-        f"  router   {router}   {command} generate{to_router} 'Why is the sky blue?'",
-        f"  control  {control}   {command} status{to_control}",
+        f"  router   {router}   {command} generate{to_router}{encrypted} 'Why is the sky blue?'",
+        f"  control  {control}   {command} status{to_control}{encrypted}",
         "",
     ]
     if simulated:
@@ -31,12 +43,13 @@ def print_endpoints(router: str, control: str, *, simulated: bool) -> None:
     print(*lines, sep="\n", flush=True)
 
 
-async def answer_first_prompt(router: str) -> None:
+async def answer_first_prompt(router: str, tls: Tls | None) -> None:
     """A mesh that cannot answer says why, and goes on running: the logs may tell more."""
+    api_key = os.environ.get("FIRSTTOKEN_API_KEY")
     print(f"> {PROMPT}", flush=True)
     prompt = Prompt([{"role": "user", "content": PROMPT}])
     try:
-        async with MeshClient(router) as client:
+        async with rpc.make_client(router, tls=tls, api_key=api_key) as client:
             answer = await answers.stream_answer(client, prompt, OPTIONS, answers.print_piece)
     except MeshError as error:
         print(f"firsttoken: the first prompt failed: {error}", file=sys.stderr, flush=True)

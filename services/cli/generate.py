@@ -51,7 +51,10 @@ async def _generate(prompt: Prompt, arguments: argparse.Namespace) -> Answer:
     )
     write = _ignore if arguments.json else answers.print_piece
     try:
-        async with rpc.mesh_client(arguments.router) as client:
+        client_of = rpc.mesh_client(
+            arguments.router, tls_dir=arguments.tls_dir, api_key=arguments.api_key
+        )
+        async with client_of as client:
             return await answers.stream_answer(client, prompt, options, write)
     except Failure:
         if sys.stdout.isatty():

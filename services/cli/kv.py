@@ -22,6 +22,7 @@ from services.core.config import from_json
 from services.core.keys import join_keys, split_keys, storage_key
 from services.core.tokens import BYTES_PER_TOKEN
 from services.runtime.channels import open_channel
+from services.runtime.tls import Tls
 
 ANSWER_TIMEOUT_S = 5.0
 # An eviction looks through all that Redis holds.
@@ -80,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    arguments.tls = rpc.open_tls(arguments.tls_dir)
     document = rpc.run(arguments.act(arguments))
     if arguments.json:
         print(json.dumps(document), flush=True)
@@ -89,17 +91,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _stats(arguments: argparse.Namespace) -> dict[str, Any]:
-    has_l2 = await _has_l2(arguments.control)
+    control, tls = arguments.control, arguments.tls
+    has_l2 = await _has_l2(control, tls)
 
     async def ask(stub: kvstore_pb2_grpc.KvStoreServiceStub) -> dict[str, Any]:
         stats = await stub.GetStats(kvstore_pb2.GetStatsRequest(), timeout=ANSWER_TIMEOUT_S)
         return _stats_document(stats, has_l2=has_l2)
 
-    return {"stores": await _ask_stores(await _members(arguments.control), ask)}
+    return {"stores": await _ask_stores(await _members(control, tls), tls, ask)}
 
 
 async def _match(arguments: argparse.Namespace) -> dict[str, Any]:
-    members = await _members(arguments.control)
+    members = await _members(arguments.control, arguments.tls)
     encoded = await _encode(_tokenizer_of(members), arguments)
     kinds = _keys(members, encoded.prefix_keys)
 
@@ -111,7 +114,7 @@ async def _match(arguments: argparse.Namespace) -> dict[str, Any]:
         "tokens": encoded.num_tokens,
         "block_tokens": encoded.block_tokens,
         "blocks": len(encoded.prefix_keys),
-        "stores": await _ask_stores(members, ask),
+        "stores": await _ask_stores(members, arguments.tls, ask),
     }
 
 
@@ -126,24 +129,26 @@ async def _evict(arguments: argparse.Namespace) -> dict[str, Any]:
         evicted = await stub.Evict(request, timeout=EVICT_TIMEOUT_S)
         return {"l1_blocks": evicted.num_l1, "l2_blocks": evicted.num_l2}
 
-    stores = await _ask_stores(await _members(arguments.control), ask)
+    members = await _members(arguments.control, arguments.tls)
+    stores = await _ask_stores(members, arguments.tls, ask)
     return {"tenant": arguments.tenant, "tier": arguments.tier, "stores": stores}
 
 
-async def _members(control: str) -> list[control_pb2.Member]:
-    async with rpc.control_stub(control) as stub:
+async def _members(control: str, tls: Tls | None) -> list[control_pb2.Member]:
+    async with rpc.control_stub(control, tls) as stub:
         response = await stub.ListMembers(control_pb2.ListMembersRequest(), timeout=rpc.TIMEOUT_S)
     return sorted(response.members, key=lambda member: member.address)
 
 
-async def _has_l2(control: str) -> bool:
-    async with rpc.control_stub(control) as stub:
+async def _has_l2(control: str, tls: Tls | None) -> bool:
+    async with rpc.control_stub(control, tls) as stub:
         response = await stub.GetConfig(control_pb2.GetConfigRequest(), timeout=rpc.TIMEOUT_S)
     return bool(from_json(response.configuration.config_json).kvstore.redis_url)
 
 
 async def _ask_stores(
     members: Sequence[control_pb2.Member],
+    tls: Tls | None,
     ask: Callable[[kvstore_pb2_grpc.KvStoreServiceStub], Awaitable[dict[str, Any]]],
 ) -> list[dict[str, Any]]:
     """What each store says; of one that does not answer, its `error`."""
@@ -153,7 +158,7 @@ async def _ask_stores(
 
     async def ask_one(member: control_pb2.Member) -> dict[str, Any]:
         who = {"id": member.id, "address": member.address}
-        async with open_channel(member.address) as channel:
+        async with open_channel(member.address, tls) as channel:
             try:
                 return who | await ask(kvstore_pb2_grpc.KvStoreServiceStub(channel))
             except grpc.aio.AioRpcError as error:
@@ -172,7 +177,7 @@ def _tokenizer_of(members: Sequence[control_pb2.Member]) -> str:
 
 async def _encode(address: str, arguments: argparse.Namespace) -> Encoded:
     request = _encode_request(arguments)
-    async with open_channel(address) as channel:
+    async with open_channel(address, arguments.tls) as channel:
         try:
             stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
             encoded = await stub.Encode(request, timeout=ANSWER_TIMEOUT_S)

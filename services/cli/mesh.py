@@ -16,6 +16,7 @@ from services.cli.process import Service
 from services.cli.progress import watch_until_ready
 from services.cli.restarts import RestartPolicy
 from services.cli.supervisor import Supervisor
+from services.runtime.tls import Tls
 
 T = TypeVar("T")
 
@@ -36,7 +37,8 @@ class Report(Protocol):
 class MeshPlan:
     """What to start. `config_file` is TOML; addresses are host:port, with port 0 for any.
 
-    `redis_socket`: run a Redis of our own that listens there.
+    `redis_socket`: run a Redis of our own that listens there. `tls_dir`: certificates of
+    all; without it nothing is encrypted.
     """
 
     config_file: Path
@@ -47,6 +49,8 @@ class MeshPlan:
     redis_max_mb: int = 0
     router_listen: str
     control_listen: str
+    tls_dir: Path | None = None
+    mtls_listen: str = ""
 
 
 class LocalMesh:
@@ -71,6 +75,7 @@ class LocalMesh:
         self._report = report
         self._restarts = restarts
         self._lifeline_fds = os.pipe()
+        self.tls: Tls | None = None
         self._supervisors: list[Supervisor] = []
         self._ready = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
@@ -123,6 +128,8 @@ class LocalMesh:
             supervisor.kill()
 
     async def _run(self) -> None:
+        if self._plan.tls_dir is not None:
+            self.tls = Tls(self._plan.tls_dir)
         control = self._supervise(_control(self._plan))
         await control.start()
         control.report(f"ready on {control.address}")
@@ -133,7 +140,7 @@ class LocalMesh:
                 group.create_task(control.keep_running())
                 for service in (*redis, *members):
                     group.create_task(_start_and_keep(service))
-                await watch_until_ready(control.address, members)
+                await watch_until_ready(control.address, members, self.tls)
                 self._ready.set()
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
@@ -187,7 +194,7 @@ def _control(plan: MeshPlan) -> Service:
     return Service(
         name="control",
         module=CONTROL,
-        arguments=("--config", str(plan.config_file)),
+        arguments=("--config", str(plan.config_file), *_tls(plan)),
         listen=plan.control_listen,
         keeps_address=True,
     )
@@ -202,7 +209,8 @@ def _redis(plan: MeshPlan) -> list[Service]:
 
 
 def _members(plan: MeshPlan, control: str) -> list[Service]:
-    joined = ("--control", control)
+    joined = ("--control", control, *_tls(plan))
+    mtls = ("--mtls-listen", plan.mtls_listen) if plan.mtls_listen else ()
     return [
         *([Service(name="kvstore", module=KVSTORE, arguments=joined)] * plan.with_kvstore),
         Service(name="tokenizer", module=TOKENIZER, arguments=joined),
@@ -210,11 +218,15 @@ def _members(plan: MeshPlan, control: str) -> list[Service]:
         Service(
             name="router",
             module=ROUTER,
-            arguments=joined,
+            arguments=(*joined, *mtls),
             listen=plan.router_listen,
             keeps_address=True,
         ),
     ]
+
+
+def _tls(plan: MeshPlan) -> tuple[str, ...]:
+    return ("--tls-dir", str(plan.tls_dir)) if plan.tls_dir is not None else ()
 
 
 def _workers(plan: MeshPlan, joined: tuple[str, ...]) -> list[Service]:

@@ -29,6 +29,8 @@ def plan_mesh(
     with_kvstore: bool = True,
     router_listen: str = ANY_PORT,
     control_listen: str = ANY_PORT,
+    tls_dir: Path | None = None,
+    mtls_listen: str = "",
 ) -> MeshPlan:
     """`directory`: where the configuration goes. Says on stderr what this machine lacks."""
     with_kvstore = with_kvstore and can_share_memory()
@@ -44,6 +46,8 @@ def plan_mesh(
         redis_max_mb=config.kvstore.local_redis_mb,
         router_listen=router_listen,
         control_listen=control_listen,
+        tls_dir=tls_dir,
+        mtls_listen=mtls_listen,
     )
 
 

@@ -12,8 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.cli.pipes import read_line, read_lines
+from services.runtime.process import INSECURE_VARIABLE
+from services.runtime.tls import TLS_DIR_VARIABLE
 
 READY_TIMEOUT_S = 180.0
+# A service is told by its options alone what the mesh that it is started for has.
+NOT_INHERITED = (TLS_DIR_VARIABLE, INSECURE_VARIABLE)
 # Longer than a node's own drain, which is bounded too.
 STOP_TIMEOUT_S = 10.0
 
@@ -64,6 +68,7 @@ class Process:
                 *("--ready-fd", str(ready_write_fd)),
                 *("--lifeline-fd", str(lifeline_fd)),
                 pass_fds=(ready_write_fd, lifeline_fd),
+                env={k: v for k, v in os.environ.items() if k not in NOT_INHERITED},
                 stdin=DEVNULL,
                 stdout=output_write_fd,
                 stderr=output_write_fd,

@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import grpc
 import grpc.aio
 
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from services.cli.members import READY, describe
 from services.cli.supervisor import Supervisor
+from services.runtime.channels import open_channel
+from services.runtime.tls import Tls
 
 POLL_S = 0.1
 
 
-async def watch_until_ready(control: str, supervisors: Sequence[Supervisor]) -> None:
+async def watch_until_ready(
+    control: str, supervisors: Sequence[Supervisor], tls: Tls | None = None
+) -> None:
     """Report each change of the supervised members, until all are ready at once.
 
     Except those that were given up: the mesh goes on without them, or does not go on.
     """
     shown: dict[Supervisor, str] = {}
-    async with grpc.aio.insecure_channel(control) as channel:
+    async with open_channel(control, tls) as channel:
         stub = control_pb2_grpc.ControlServiceStub(channel)
         while True:
             members = await _list(stub)

@@ -7,17 +7,23 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Coroutine, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from firsttoken._errors import to_mesh_error
+from firsttoken._security import is_loopback
 from firsttoken.client import MeshClient, MeshError
 from firsttoken.control.v1 import control_pb2_grpc
 from services.cli.failures import Failure
 from services.core.errors import InvalidArgument
 from services.runtime.channels import open_channel
+from services.runtime.probe import explain
+from services.runtime.process import INSECURE_VARIABLE, add_tls_option
+from services.runtime.startup import StartupError
+from services.runtime.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, MESH_NAME, Tls
 
 T = TypeVar("T")
 
@@ -32,6 +38,7 @@ def add_control_option(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="the control service (default: FIRSTTOKEN_CONTROL, or 127.0.0.1:7101)",
     )
+    add_tls_option(parser)
 
 
 def add_router_option(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +49,14 @@ def add_router_option(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="where the mesh answers (default: FIRSTTOKEN_ROUTER, or 127.0.0.1:7100)",
     )
+    parser.add_argument(
+        "--api-key",
+        default=os.environ.get("FIRSTTOKEN_API_KEY") or None,
+        metavar="KEY",
+        help="who is calling (default: FIRSTTOKEN_API_KEY, which others on this machine cannot"
+        " see, as they can a command line)",
+    )
+    add_tls_option(parser)
 
 
 def _address(text: str) -> str:
@@ -62,24 +77,56 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         ) from None
 
 
-@contextlib.asynccontextmanager
-async def mesh_client(router: str) -> AsyncIterator[MeshClient]:
-    """Failed requests inside become a Failure."""
+def open_tls(directory: Path | None, *, service: bool = True) -> Tls | None:
+    """What --tls-dir names. Raises Failure when it is of no use.
+
+    `service`: the call goes to a part that wants a certificate of the mesh.
+    """
     try:
-        async with MeshClient(router) as client:
+        return Tls(directory, service=service) if directory is not None else None
+    except StartupError as error:
+        raise Failure(str(error), code="FAILED_PRECONDITION") from None
+
+
+def make_client(router: str, *, tls: Tls | None, api_key: str | None = None) -> MeshClient:
+    """Raises Failure for a key that must not be sent."""
+    insecure = os.environ.get(INSECURE_VARIABLE) == "1"
+    if api_key and tls is None and not insecure and not is_loopback(router):
+        raise Failure(
+            f"the API key would cross the network to {router} unencrypted: use --tls-dir DIR, or"
+            f" accept it with {INSECURE_VARIABLE}=1",
+            code="FAILED_PRECONDITION",
+        )
+    try:
+        return MeshClient(router, api_key=api_key, insecure=insecure, **_files(tls))
+    except ValueError as error:
+        raise Failure(f"--api-key: {error}", code="INVALID_ARGUMENT") from None
+
+
+@contextlib.asynccontextmanager
+async def mesh_client(
+    router: str, *, tls_dir: Path | None = None, api_key: str | None = None
+) -> AsyncIterator[MeshClient]:
+    """Failed requests inside become a Failure."""
+    tls = open_tls(tls_dir, service=False)
+    try:
+        async with make_client(router, tls=tls, api_key=api_key) as client:
             yield client
     except MeshError as error:
-        raise to_failure(error, nobody=_nobody("router", router, "--router")) from None
+        nobody = await _nobody("router", router, "--router", tls)
+        raise to_failure(error, nobody=nobody) from None
 
 
 @contextlib.asynccontextmanager
-async def control_stub(address: str) -> AsyncIterator[control_pb2_grpc.ControlServiceStub]:
+async def control_stub(
+    address: str, tls: Tls | None
+) -> AsyncIterator[control_pb2_grpc.ControlServiceStub]:
     """Failed calls inside become a Failure."""
-    async with open_channel(address) as channel:
+    async with open_channel(address, tls) as channel:
         try:
             yield control_pb2_grpc.ControlServiceStub(channel)
         except grpc.aio.AioRpcError as error:
-            nobody = _nobody("control service", address, "--control")
+            nobody = await _nobody("control service", address, "--control", tls)
             raise to_failure(to_mesh_error(error), nobody=nobody) from None
 
 
@@ -111,6 +158,19 @@ def to_failure(error: MeshError, *, nobody: str) -> Failure:
     return Failure(error.message, **fields)
 
 
-def _nobody(what: str, address: str, option: str) -> str:
+def _files(tls: Tls | None) -> dict[str, Any]:
+    """As MeshClient takes them."""
+    if tls is None:
+        return {}
+    files: dict[str, Any] = {"ca_file": tls.directory / CA_FILE, "server_name": MESH_NAME}
+    if tls.files.certificate:
+        files["cert_file"] = tls.directory / CERTIFICATE_FILE
+        files["key_file"] = tls.directory / KEY_FILE
+    return files
+
+
+async def _nobody(what: str, address: str, option: str, tls: Tls | None) -> str:
+    if problem := await explain(address, tls):
+        return problem
     hint = f"start a mesh with `firsttoken up`, or name another address with {option}"
     return f"no {what} at {address}: {hint}"

@@ -16,6 +16,7 @@ from services.cli import rpc
 from services.cli.members import role_name, state_name, worker_role_name
 from services.core.config import from_json
 from services.runtime.channels import open_channel
+from services.runtime.tls import Tls
 
 ANSWER_TIMEOUT_S = 2.0
 SILENT = "does not answer"
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    status = rpc.run(_collect(arguments.control))
+    status = rpc.run(_collect(arguments.control, rpc.open_tls(arguments.tls_dir)))
     if arguments.json:
         print(json.dumps(status._asdict()))
     else:
@@ -40,17 +41,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _collect(control: str) -> Status:
-    async with rpc.control_stub(control) as stub:
+async def _collect(control: str, tls: Tls | None) -> Status:
+    async with rpc.control_stub(control, tls) as stub:
         listed = await stub.ListMembers(control_pb2.ListMembersRequest(), timeout=rpc.TIMEOUT_S)
         configured = await stub.GetConfig(control_pb2.GetConfigRequest(), timeout=rpc.TIMEOUT_S)
     has_l2 = bool(from_json(configured.configuration.config_json).kvstore.redis_url)
     ordered = sorted(listed.members, key=lambda member: (-member.role, member.address))
-    described = await asyncio.gather(*(_describe(member, has_l2=has_l2) for member in ordered))
+    described = await asyncio.gather(*(_describe(member, tls, has_l2=has_l2) for member in ordered))
     return Status(listed.generation, list(described))
 
 
-async def _describe(member: control_pb2.Member, *, has_l2: bool) -> dict[str, Any]:
+async def _describe(member: control_pb2.Member, tls: Tls | None, *, has_l2: bool) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "id": member.id,
         "role": role_name(member),
@@ -63,15 +64,15 @@ async def _describe(member: control_pb2.Member, *, has_l2: bool) -> dict[str, An
     }
     if member.role == control_pb2.MEMBER_ROLE_WORKER:
         fields["worker"] = {**rpc.plain(member.worker), "role": worker_role_name(member.worker)}
-        fields["load"] = await _load(member.address)
+        fields["load"] = await _load(member.address, tls)
     if member.role == control_pb2.MEMBER_ROLE_KVSTORE:
-        fields["kvstore"] = await _blocks(member.address, has_l2=has_l2)
+        fields["kvstore"] = await _blocks(member.address, tls, has_l2=has_l2)
     return fields
 
 
-async def _load(address: str) -> dict[str, Any] | None:
+async def _load(address: str, tls: Tls | None) -> dict[str, Any] | None:
     """What the worker reports first; None when it does not answer."""
-    async with open_channel(address) as channel:
+    async with open_channel(address, tls) as channel:
         watching = worker_pb2_grpc.WorkerServiceStub(channel).Watch(
             worker_pb2.WatchRequest(load_only=True), timeout=ANSWER_TIMEOUT_S
         )
@@ -86,9 +87,9 @@ async def _load(address: str) -> dict[str, Any] | None:
     return None
 
 
-async def _blocks(address: str, *, has_l2: bool) -> dict[str, Any] | None:
+async def _blocks(address: str, tls: Tls | None, *, has_l2: bool) -> dict[str, Any] | None:
     """What the KV store has; None when it does not answer. `l2` is None without a Redis."""
-    async with open_channel(address) as channel:
+    async with open_channel(address, tls) as channel:
         stub = kvstore_pb2_grpc.KvStoreServiceStub(channel)
         try:
             stats = await stub.GetStats(kvstore_pb2.GetStatsRequest(), timeout=ANSWER_TIMEOUT_S)

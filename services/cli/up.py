@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import signal
 import socket
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from services.cli.answers import SIMULATED
 from services.cli.failures import CANNOT_START, Failure
-from services.cli.first_answer import answer_first_prompt, print_endpoints
+from services.cli.first_answer import answer_first_prompt, describe_openness, print_endpoints
 from services.cli.folders import remove_stale_runs
 from services.cli.logs import RunLogs
 from services.cli.mesh import LocalMesh, MeshPlan
@@ -30,6 +31,7 @@ from services.core.errors import InvalidArgument
 from services.core.settings import ENGINES, MeshConfig
 from services.models.catalog import find_model
 from services.runtime.startup import StartupError
+from services.runtime.tls import TLS_DIR_VARIABLE, Tls
 
 HOST = "127.0.0.1"
 ROUTER_PORT = 7100
@@ -51,10 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--port", type=_port, metavar="N", help=f"the router's (default {ROUTER_PORT}; 0: any)")
     add("--control-port", type=_port, metavar="N",
         help=f"the control service's (default {CONTROL_PORT}; 0: any)")  # fmt: skip
+    add("--tls", nargs="?", const="", default=os.environ.get(TLS_DIR_VARIABLE) or None,
+        metavar="DIR", help="encrypt everything, with the certificates in DIR; those that DIR"
+        " lacks are made, by a CA of this machine's own (default: of this run alone)")  # fmt: skip
+    add("--mtls-port", type=_port, metavar="N",
+        help="with --tls, one more port, on which callers show certificates")  # fmt: skip
     add("--exec", metavar="CMD",
         help="run CMD through the shell against the ready mesh, with FIRSTTOKEN_ROUTER and"
-        " FIRSTTOKEN_CONTROL (host:port) in its environment, stop everything, and exit with"
-        " CMD's status; ports not given are then any")  # fmt: skip
+        " FIRSTTOKEN_CONTROL (host:port), and FIRSTTOKEN_TLS_DIR, in its environment, stop"
+        " everything, and exit with CMD's status; ports not given are then any")  # fmt: skip
     add("--no-prompt", action="store_true", help="do not answer a first prompt")
     add("--verbose", action="store_true", help="show all that the services log")
 
@@ -64,9 +71,13 @@ def run(arguments: argparse.Namespace) -> int:
     defaults = (0, 0) if arguments.exec else (ROUTER_PORT, CONTROL_PORT)
     router_listen = _listen("--port", arguments.port, defaults[0])
     control_listen = _listen("--control-port", arguments.control_port, defaults[1])
+    mtls_listen = _mtls_listen(arguments)
+    tls_dir = _tls_dir(Path(arguments.tls).absolute()) if arguments.tls else None
     remove_stale_runs()
 
     directory = Path(tempfile.mkdtemp(prefix="firsttoken-"))
+    if arguments.tls == "":
+        tls_dir = _tls_dir(directory / "tls")
     plan = plan_mesh(
         config,
         directory,
@@ -75,6 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
         with_kvstore=not arguments.no_kvstore,
         router_listen=router_listen,
         control_listen=control_listen,
+        tls_dir=tls_dir,
+        mtls_listen=mtls_listen,
     )
     level = logging.DEBUG if arguments.verbose else logging.WARNING
     try:
@@ -120,13 +133,19 @@ async def _serve(
     mesh: LocalMesh, screen: Screen, config: MeshConfig, arguments: argparse.Namespace
 ) -> int:
     async with mesh:
+        if openness := describe_openness(config, mesh.tls):
+            screen.report("mesh", openness)
         if arguments.exec:
-            environment = {"FIRSTTOKEN_ROUTER": mesh.router, "FIRSTTOKEN_CONTROL": mesh.control}
+            environment = {
+                "FIRSTTOKEN_ROUTER": mesh.router,
+                "FIRSTTOKEN_CONTROL": mesh.control,
+                TLS_DIR_VARIABLE: str(mesh.tls.directory) if mesh.tls else "",
+            }
             return await mesh.run_beside(run_shell_command(arguments.exec, environment))
         simulated = config.worker.engine == SIMULATED
-        print_endpoints(mesh.router, mesh.control, simulated=simulated)
+        print_endpoints(mesh.router, mesh.control, tls=mesh.tls, simulated=simulated)
         if not arguments.no_prompt:
-            await mesh.run_beside(answer_first_prompt(mesh.router))
+            await mesh.run_beside(answer_first_prompt(mesh.router, mesh.tls))
         screen.report("mesh", "serves until Ctrl-C")
         await mesh.run_beside(asyncio.Event().wait())
         return 0
@@ -156,6 +175,26 @@ def _configuration(arguments: argparse.Namespace) -> MeshConfig:
     except (StartupError, InvalidArgument) as error:
         raise Failure(str(error), exit_status=CANNOT_START) from None
     return config
+
+
+def _tls_dir(directory: Path) -> Path:
+    """With everything in it that TLS needs."""
+    # Its imports take longer than all else that is needed to say what is wrong.
+    from services.cli import local_ca
+
+    local_ca.complete(directory)
+    try:
+        return Tls(directory).directory
+    except StartupError as error:
+        raise Failure(str(error), exit_status=CANNOT_START) from None
+
+
+def _mtls_listen(arguments: argparse.Namespace) -> str:
+    if arguments.mtls_port is None:
+        return ""
+    if arguments.tls is None:
+        raise Failure("--mtls-port needs --tls", exit_status=CANNOT_START)
+    return _listen("--mtls-port", arguments.mtls_port, 0)
 
 
 def _listen(option: str, port: int | None, default: int) -> str:

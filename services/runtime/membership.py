@@ -20,6 +20,7 @@ from services.core.settings import MeshConfig
 from services.runtime import logs
 from services.runtime.channels import open_channel
 from services.runtime.logs import event
+from services.runtime.probe import explain
 from services.runtime.startup import StartupError
 from services.runtime.tasks import end_tasks
 from services.runtime.tls import Tls
@@ -31,6 +32,7 @@ START_TIMEOUT_S = 15.0
 BACKOFF_S = (0.05, 1.0)  # first, longest
 # Time between two reports: a burst of updates becomes one.
 REPORT_INTERVAL_S = 0.02
+_REFUSED = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED)
 
 logger = logging.getLogger(__name__)
 
@@ -89,10 +91,7 @@ class ControlClient:
             if self._task.done():
                 self._task.result()
             if not informed.done():
-                raise StartupError(
-                    f"no control service at {', '.join(self._addresses)}"
-                    f" (tried for {self._start_timeout_s:g} s)"
-                )
+                raise StartupError(await self._why_not_joined())
         except BaseException:
             await self.close()
             raise
@@ -173,7 +172,7 @@ class ControlClient:
                     self._receive(response)
             self._note_lost(address, "the stream was ended")
         except grpc.aio.AioRpcError as error:
-            refused = error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            refused = error.code() in _REFUSED
             if refused and not self._informed.is_set():
                 raise StartupError(
                     f"the control service at {address} refuses this process: {error.details()}"
@@ -184,6 +183,13 @@ class ControlClient:
         except Exception:  # a defect: better to join again than to be deaf from now on
             logger.exception("the control stream failed")
         return heard
+
+    async def _why_not_joined(self) -> str:
+        for address in self._addresses:
+            if problem := await explain(address, self.tls):
+                return problem
+        addresses = ", ".join(self._addresses)
+        return f"no control service at {addresses} (tried for {self._start_timeout_s:g} s)"
 
     @contextlib.asynccontextmanager
     async def _reporting(self, channel: grpc.aio.Channel) -> AsyncIterator[JoinCall]:
