@@ -8,7 +8,8 @@ from typing import NamedTuple
 from firsttoken.common.v1 import common_pb2
 from firsttoken.router.v1 import inference_pb2
 from router.admission import RequestClass
-from services.core.errors import InvalidArgument, Violation
+from services.core.errors import InvalidArgument, PermissionDenied, Violation
+from services.core.tenants import ANYBODY, Tenant
 from services.core.tokens import BYTES_PER_TOKEN
 from services.runtime.protocol import is_batch, sampling_from_proto, tenant_of
 
@@ -27,6 +28,8 @@ class Checked(NamedTuple):
     # The field of the request that holds the prompt: "text", "chat" or "token_ids".
     field: str
     tenant: str
+    # Whose cached prefixes it may share: the tenant, or the tenant and its salt.
+    cache_tenant: str
     request_class: RequestClass
 
 
@@ -34,8 +37,13 @@ def check_request(
     request: inference_pb2.GenerateRequest,
     metadata: Iterable[tuple[str, str | bytes]] | None,
     bounds: Bounds,
+    caller: Tenant = ANYBODY,
 ) -> Checked:
-    """Raises InvalidArgument naming every field that breaks a rule."""
+    """Raises InvalidArgument naming every field that breaks a rule, and PermissionDenied for
+    a class above the caller's.
+
+    Who is known by its credentials is that tenant; anybody else may name one.
+    """
     violations = [
         *_check_model(request.model, bounds.model),
         *_check_input(request, bounds),
@@ -46,20 +54,41 @@ def check_request(
     if len(request.cache_salt) > MAX_SALT_CHARACTERS:
         rule = f"must be at most {MAX_SALT_CHARACTERS} characters"
         violations.append(Violation("cache_salt", f"{rule}; got {len(request.cache_salt)}"))
-    tenant, batch = "", False
+    tenant = caller.name
     try:
-        tenant = tenant_of(metadata)
+        tenant = tenant or tenant_of(metadata)
     except InvalidArgument as error:
         violations += error.violations
     try:
-        batch = is_batch(request.request_class)
+        is_batch(request.request_class)
     except InvalidArgument as error:
         violations += error.violations
     if violations:
         raise InvalidArgument(violations)
     field = request.WhichOneof("input")
     assert field is not None
-    return Checked(field, tenant, RequestClass.BATCH if batch else RequestClass.INTERACTIVE)
+    salt = caller.settings.salt
+    return Checked(
+        field,
+        tenant,
+        # A tenant's name has no slash.
+        f"{tenant}/{salt}" if salt else tenant,
+        _class_of(request.request_class, caller),
+    )
+
+
+def _class_of(asked: common_pb2.RequestClass.ValueType, caller: Tenant) -> RequestClass:
+    if is_batch(asked):
+        return RequestClass.BATCH
+    if caller.settings.max_class == RequestClass.INTERACTIVE.value:
+        return RequestClass.INTERACTIVE
+    if asked == common_pb2.REQUEST_CLASS_INTERACTIVE:
+        raise PermissionDenied(
+            f"request_class: tenant {caller.name} may ask for batch only"
+            f" (tenants.{caller.name}.max_class)",
+            reason="CLASS_NOT_ALLOWED",
+        )
+    return RequestClass.BATCH
 
 
 def check_length(field: str, num_tokens: int, max_context_tokens: int) -> None:

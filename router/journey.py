@@ -25,6 +25,7 @@ from services.core.errors import MeshError, Unavailable
 from services.core.ledger import Ledger, Segment
 from services.core.tokens import BYTES_PER_TOKEN
 from services.runtime.delays import inject
+from services.runtime.identity import caller
 from services.runtime.interceptor import Context
 from services.runtime.protocol import ledger_to_proto, spend_callee
 from services.runtime.telemetry import TraceContext
@@ -61,6 +62,8 @@ class Journey:
         self._num_attempts = 0
         self._num_migrations = 0
         self._worker_id = ""
+        self._tenant = caller()
+        self._tenant_name = self._tenant.name
 
     async def run(self) -> None:
         error = ""
@@ -80,8 +83,12 @@ class Journey:
 
     async def _answer(self) -> None:
         checked = check_request(
-            self._request, self._context.invocation_metadata(), self._mesh.bounds()
+            self._request,
+            self._context.invocation_metadata(),
+            self._mesh.bounds(),
+            self._tenant,
         )
+        self._tenant_name = checked.tenant
         # The worker's slot is free when the worker is, however slowly the client reads.
         async with self._delivery:
             with self._mesh.dispatcher.enter(checked.request_class) as place:
@@ -91,7 +98,9 @@ class Journey:
 
     async def _preprocess(self, checked: Checked) -> Prompt:
         request = tokenizer_pb2.EncodeRequest(
-            model=self._request.model, tenant=checked.tenant, cache_salt=self._request.cache_salt
+            model=self._request.model,
+            tenant=checked.cache_tenant,
+            cache_salt=self._request.cache_salt,
         )
         match checked.field:
             case "text":
@@ -267,6 +276,7 @@ class Journey:
             self._ledger,
             {
                 "gen_ai.request.model": self._mesh.roster.model,
+                "firsttoken.tenant": self._tenant_name,
                 "firsttoken.generation": self._mesh.snapshot.generation,
                 "firsttoken.worker_id": self._worker_id,
                 "firsttoken.attempts": self._num_attempts,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from firsttoken.control.v1 import control_pb2
 from router.checks import Bounds
 from router.dispatch import Dispatcher
+from router.limits import Lease, TenantLimits
 from router.roster import Roster, read_members
 from router.tokenizers import Tokenizers
 from services.core.config import Snapshot
+from services.core.tenants import Tenant, Tenants
 from services.runtime.channels import Channels
+from services.runtime.identity import CallBounds
 from services.runtime.telemetry import Tracing
 
 
@@ -19,6 +23,8 @@ class Mesh:
 
     def __init__(self, snapshot: Snapshot, channels: Channels, tracing: Tracing) -> None:
         self.snapshot = snapshot
+        self.tenants = Tenants(snapshot.config)
+        self.limits = TenantLimits(snapshot.config.tenants, time.monotonic())
         self.channels = channels
         self.tracing = tracing
         self.dispatcher = Dispatcher(snapshot)
@@ -29,6 +35,8 @@ class Mesh:
 
     def configure(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
+        self.tenants = Tenants(snapshot.config)
+        self.limits.configure(snapshot.config.tenants, time.monotonic())
         self.dispatcher.configure(snapshot)
 
     def update_members(self, members: Iterable[control_pb2.Member]) -> None:
@@ -36,6 +44,15 @@ class Mesh:
         self.tokenizers.update(self.roster.tokenizers)
         self.dispatcher.update_workers(self.roster.workers)
         self._drop_channels()
+
+    @property
+    def call_bounds(self) -> CallBounds:
+        settings = self.snapshot.config.router
+        return CallBounds(settings.max_deadline_s, settings.request_timeout_s)
+
+    def admit(self, tenant: Tenant) -> Lease:
+        """To hold while a call of the tenant lasts. Raises Overloaded."""
+        return self.limits.enter(tenant.name, time.monotonic())
 
     def bounds(self) -> Bounds:
         config = self.snapshot.config

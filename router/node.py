@@ -10,6 +10,7 @@ from firsttoken.control.v1 import control_pb2
 from router.mesh import Mesh
 from router.service import SERVICE_NAME, InferenceService
 from services.runtime.channels import Channels
+from services.runtime.identity import CallerInterceptor
 from services.runtime.membership import ControlClient
 from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
@@ -62,6 +63,8 @@ class RouterNode(Resource):
         server = MeshServer(
             self._listen,
             service_names=[SERVICE_NAME],
+            interceptors=[CallerInterceptor(self._mesh)],
+            reflection=self._has_reflection(),
             tls=self._tls,
             for_callers=True,
             mtls_listen=self._mtls_listen,
@@ -76,6 +79,11 @@ class RouterNode(Resource):
         control.update(address=self.address, state=control_pb2.MEMBER_STATE_READY)
         # Leaving runs in reverse: say so, end the calls, then what they need.
         stack.callback(control.update, state=control_pb2.MEMBER_STATE_DRAINING)
+
+    def _has_reflection(self) -> bool:
+        wanted = self._mesh.snapshot.config.router.reflection
+        is_open = not self._mesh.tenants.required and self._tls is None
+        return wanted == "always" or (wanted == "auto" and is_open)
 
     def _member(self) -> control_pb2.Member:
         return control_pb2.Member(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -36,15 +37,14 @@ class Malformed(NamedTuple):
     violation: Violation
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every handler; response serializers stay as they are.
-
-    A handler with a stream of requests must take them from its iterator, not by
-    `context.read()`, which would hand it a `Malformed`.
-    """
+class WrappingInterceptor(ABC, grpc.aio.ServerInterceptor):
+    """Serves each method by what `wrap` makes of its handler, once."""
 
     def __init__(self) -> None:
         self._wrapped: dict[str, tuple[Handler, Handler]] = {}
+
+    @abstractmethod
+    def wrap(self, handler: Handler, method: str) -> Handler: ...
 
     async def intercept_service(
         self,
@@ -57,12 +57,35 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         known = self._wrapped.get(method)
         if known is None or known[0] is not handler:
-            known = self._wrapped[method] = handler, _wrap(handler, method)
+            known = self._wrapped[method] = handler, self.wrap(handler, method)
         return known[1]
 
 
+class ErrorInterceptor(WrappingInterceptor):
+    """Wraps every handler; response serializers stay as they are.
+
+    A handler with a stream of requests must take them from its iterator, or pass to
+    `checked` what `context.read()` gives it: that may be a `Malformed`.
+    """
+
+    def wrap(self, handler: Handler, method: str) -> Handler:
+        return _wrap(handler, method)
+
+
+async def write_all(responses: Any, context: Context) -> None:
+    """`responses`: what a handler with a stream of responses returned."""
+    if isinstance(responses, Awaitable):  # it calls context.write itself
+        await responses
+        return
+    # grpc would leave an abandoned generator to the garbage collector, and with it
+    # whatever the handler holds.
+    async with contextlib.aclosing(responses):
+        async for response in responses:
+            await context.write(response)
+
+
 def _wrap(handler: Handler, method: str) -> Handler:
-    check = _CheckedRequests if handler.request_streaming else _checked
+    check = _CheckedRequests if handler.request_streaming else checked
     serving = {
         "request_deserializer": _tolerant(handler.request_deserializer),
         "response_serializer": handler.response_serializer,
@@ -98,15 +121,7 @@ def _one_response(behaviour: Behaviour, check: Callable[[Any], Any], method: str
 def _many_responses(behaviour: Behaviour, check: Callable[[Any], Any], method: str) -> Behaviour:
     async def respond(request: Any, context: Context) -> None:
         try:
-            responses = behaviour(check(request), context)
-            if isinstance(responses, Awaitable):  # it calls context.write itself
-                await responses
-                return
-            # grpc would leave an abandoned generator to the garbage collector, and
-            # with it whatever the handler holds.
-            async with contextlib.aclosing(responses):
-                async for response in responses:
-                    await context.write(response)
+            await write_all(behaviour(check(request), context), context)
         except Exception as error:
             await _abort(error, context, method)
 
@@ -144,7 +159,8 @@ def _tolerant(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], A
     return parse
 
 
-def _checked(request: Any) -> Any:
+def checked(request: Any) -> Any:
+    """A message that parsed. Raises InvalidArgument for one that did not."""
     if isinstance(request, Malformed):
         raise InvalidArgument([request.violation], reason="MALFORMED_MESSAGE")
     return request
@@ -152,10 +168,14 @@ def _checked(request: Any) -> Any:
 
 class _CheckedRequests:
     def __init__(self, requests: AsyncIterator[Any]) -> None:
-        self._next = aiter(requests).__anext__
+        self._requests = requests
+        self._next: Callable[[], Awaitable[Any]] | None = None
 
     def __aiter__(self) -> _CheckedRequests:
         return self
 
     async def __anext__(self) -> Any:
-        return _checked(await self._next())
+        # Not before: gRPC's generator, once made, warns when nobody takes from it.
+        if self._next is None:
+            self._next = aiter(self._requests).__anext__
+        return checked(await self._next())

@@ -11,7 +11,7 @@ from types import TracebackType
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection as grpc_reflection
 
 from services.runtime.channels import KEEPALIVE_TIME_MS, MAX_MESSAGE_BYTES, message_options
 from services.runtime.interceptor import Context, ErrorInterceptor
@@ -24,6 +24,17 @@ __all__ = ["Context", "MeshServer"]
 STOP_GRACE_S = 5.0
 # What grpc may take beyond its grace to end the calls it aborts.
 STOP_MARGIN_S = 1.0
+# How much of the server somebody outside may take who means no good.
+CALLER_OPTIONS = (
+    # Both: between them gRPC refuses at random.
+    ("grpc.max_metadata_size", 16 << 10),
+    ("grpc.absolute_max_metadata_size", 16 << 10),
+    ("grpc.max_concurrent_streams", 4096),
+    # From the connection to its first HTTP/2 frame.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # Its channel connects again by itself.
+    ("grpc.max_connection_idle_ms", 30 * 60_000),
+)
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +61,7 @@ class MeshServer:
         tls: Tls | None = None,
         for_callers: bool = False,
         mtls_listen: str = "",
+        reflection: bool = True,
     ) -> None:
         if mtls_listen and tls is None:
             raise StartupError(f"cannot listen on {mtls_listen} with mTLS: use --tls-dir")
@@ -71,12 +83,15 @@ class MeshServer:
                 ("grpc.so_reuseport", 0),
                 ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
+                *(CALLER_OPTIONS if for_callers else ()),
             ],
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
-        reflection.enable_server_reflection(
-            (*self._service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.server
-        )
+        if reflection:
+            grpc_reflection.enable_server_reflection(
+                (*self._service_names, health.SERVICE_NAME, grpc_reflection.SERVICE_NAME),
+                self.server,
+            )
 
     async def __aenter__(self) -> MeshServer:
         await self.set_serving(False)

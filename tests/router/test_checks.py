@@ -9,7 +9,9 @@ from firsttoken.common.v1 import common_pb2
 from firsttoken.router.v1 import inference_pb2
 from router.admission import RequestClass
 from router.checks import Bounds, Checked, check_length, check_request, text_head
-from services.core.errors import InvalidArgument
+from services.core.errors import InvalidArgument, PermissionDenied
+from services.core.settings import TenantSettings
+from services.core.tenants import Tenant
 from services.core.tokens import pack
 
 BOUNDS = Bounds(model="small", max_context_tokens=32, max_text_bytes=100)
@@ -36,14 +38,14 @@ def broken_fields(
 @pytest.mark.parametrize(
     ("request_", "checked"),
     [
-        (make_request(text="hi"), Checked("text", "", RequestClass.INTERACTIVE)),
+        (make_request(text="hi"), Checked("text", "", "", RequestClass.INTERACTIVE)),
         (
             make_request(chat=make_chat("hi"), request_class=common_pb2.REQUEST_CLASS_BATCH),
-            Checked("chat", "", RequestClass.BATCH),
+            Checked("chat", "", "", RequestClass.BATCH),
         ),
         (
             make_request(token_ids=pack([1, 2]), model="small"),
-            Checked("token_ids", "", RequestClass.INTERACTIVE),
+            Checked("token_ids", "", "", RequestClass.INTERACTIVE),
         ),
     ],
 )
@@ -56,7 +58,44 @@ def test_accepts_every_form_of_a_prompt(
 def test_reads_the_tenant_from_metadata() -> None:
     checked = check_request(make_request(text="hi"), [("firsttoken-tenant", "acme")], BOUNDS)
 
-    assert checked.tenant == "acme"
+    assert checked.tenant == checked.cache_tenant == "acme"
+
+
+def make_caller(**settings: Any) -> Tenant:
+    return Tenant("acme", TenantSettings(**settings))
+
+
+def test_a_known_caller_is_its_tenant_and_its_salt_parts_its_cache() -> None:
+    checked = check_request(make_request(text="hi"), (), BOUNDS, make_caller(salt="a/b c"))
+
+    assert (checked.tenant, checked.cache_tenant) == ("acme", "acme/a/b c")
+
+
+@pytest.mark.parametrize(
+    ("max_class", "asked", "got"),
+    [
+        ("interactive", common_pb2.REQUEST_CLASS_UNSPECIFIED, RequestClass.INTERACTIVE),
+        ("interactive", common_pb2.REQUEST_CLASS_BATCH, RequestClass.BATCH),
+        ("batch", common_pb2.REQUEST_CLASS_UNSPECIFIED, RequestClass.BATCH),
+        ("batch", common_pb2.REQUEST_CLASS_BATCH, RequestClass.BATCH),
+    ],
+)
+def test_a_class_is_at_most_the_tenants(
+    max_class: str, asked: common_pb2.RequestClass.ValueType, got: RequestClass
+) -> None:
+    request = make_request(text="hi", request_class=asked)
+
+    assert check_request(request, (), BOUNDS, make_caller(max_class=max_class)).request_class is got
+
+
+def test_refuses_the_class_that_its_tenant_may_not_ask_for() -> None:
+    request = make_request(text="hi", request_class=common_pb2.REQUEST_CLASS_INTERACTIVE)
+    with pytest.raises(
+        PermissionDenied, match=r"request_class.*tenants\.acme\.max_class"
+    ) as refusal:
+        check_request(request, (), BOUNDS, make_caller(max_class="batch"))
+
+    assert refusal.value.reason == "CLASS_NOT_ALLOWED"
 
 
 @pytest.mark.parametrize(
