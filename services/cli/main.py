@@ -27,6 +27,7 @@ COMMANDS = {
     "generate": "answer a prompt, and show where its time to first token went",
     "status": "show the members of a mesh and what they are doing",
     "config": "read and change a mesh's configuration",
+    "keys": "make API keys, by which callers are told apart",
     "kv": "show what the KV stores hold, and drop it",
     "bench": "measure a running mesh",
 }

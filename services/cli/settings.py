@@ -6,22 +6,33 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from services.core.config import flatten, unknown_setting
+from services.core.config import (
+    declared,
+    defaults,
+    is_named_section,
+    named_as,
+    unknown_setting,
+)
 from services.core.errors import InvalidArgument
-from services.core.settings import MeshConfig
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
-    """Dotted key to value. Raises InvalidArgument for what is no KEY=VALUE of a setting."""
-    known = flatten(MeshConfig())
+    """Dotted key to value; None for a section that has a name and is to go (tenants.acme=null).
+
+    Raises InvalidArgument for what is no KEY=VALUE of a setting.
+    """
+    known = defaults()
     values: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
             raise InvalidArgument.of(assignment, "must be KEY=VALUE")
-        if key not in known:
-            raise unknown_key(key, known)
-        values[key] = parse_value(text, known[key])
+        if is_named_section(key) and text == "null":
+            values[key] = None
+        elif (declaration := declared(key)) in known:
+            values[key] = parse_value(text, known[declaration])
+        else:
+            raise unknown_key(key, named_as(key, known))
     return values
 
 

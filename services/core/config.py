@@ -64,11 +64,11 @@ def change(config: MeshConfig, changes: Mapping[str, Any]) -> MeshConfig:
     violations: list[Violation] = []
     accepted: dict[str, Any] = {}
     for key, value in changes.items():
-        rule = rules.get(_declared(key))
+        rule = rules.get(declared(key))
         if value is None and any(key == name for name, _ in _named_sections(config)):
             current = {k: v for k, v in current.items() if not k.startswith(f"{key}.")}
         elif rule is None:
-            violations.append(unknown_setting(key, _named_as(key, rules)))
+            violations.append(unknown_setting(key, named_as(key, rules)))
         elif rule.at_start and value != current[key]:
             violations.append(Violation(key, AT_START))
         else:
@@ -162,19 +162,29 @@ def _section_class(hint: Any) -> Any:
     return get_args(hint)[1]
 
 
-def _declared(key: str) -> str:
+def declared(key: str) -> str:
     """The key of the declaration that `key` is of."""
     table, *rest = key.split(".")
-    has_names = any(item.name == table and _has_names(hint) for item, hint in _fields(MeshConfig))
-    if has_names and len(rest) > 1:
+    if _is_table_of_names(table) and len(rest) > 1:
         rest[0] = ANY_NAME
     return ".".join([table, *rest])
 
 
-def _named_as(key: str, rules: Iterable[str]) -> list[str]:
+def is_named_section(key: str) -> bool:
+    """`key` is of a section that has a name (tenants.acme), whether there is one or not."""
+    table, *rest = key.split(".")
+    return _is_table_of_names(table) and len(rest) == 1
+
+
+def named_as(key: str, rules: Iterable[str]) -> list[str]:
     """The keys of `rules`, with the name that `key` has where they may have any."""
-    name = key.split(".")[1] if key.count(".") > 1 else ANY_NAME
+    table, *rest = key.split(".")
+    name = rest[0] if rest and _is_table_of_names(table) else ANY_NAME
     return [rule.replace(f".{ANY_NAME}.", f".{name}.") for rule in rules]
+
+
+def _is_table_of_names(table: str) -> bool:
+    return any(item.name == table and _has_names(hint) for item, hint in _fields(MeshConfig))
 
 
 def _named_sections(config: MeshConfig) -> Iterator[tuple[str, Any]]:

@@ -24,6 +24,27 @@ def test_values_take_the_type_of_their_setting() -> None:
     }
 
 
+def test_a_section_that_has_a_name_is_made_and_removed() -> None:
+    assert parse_assignments(
+        ["tenants.acme.max_concurrent=3", "tenants.acme.salt=3", "tenants.bee=null"]
+    ) == {"tenants.acme.max_concurrent": 3, "tenants.acme.salt": "3", "tenants.bee": None}
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("tenants.acme.max_concurent=3", r"did you mean tenants\.acme\.max_concurrent\?"),
+        ("tenants.acme=3", "is no setting but a section"),
+        ("tenants=null", "is no setting but a section"),
+        ("router=null", "is no setting but a section"),
+        ("tenants.a.b.salt=x", "is no setting"),
+    ],
+)
+def test_what_is_no_setting_of_a_named_section_is_refused(assignment: str, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        parse_assignments([assignment])
+
+
 def test_a_value_may_hold_an_equals_sign() -> None:
     assert parse_assignments(["control.redis_url=redis://h/?a=b"]) == {
         "control.redis_url": "redis://h/?a=b"
