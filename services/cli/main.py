@@ -49,6 +49,9 @@ class Call(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    # Read when gRPC is imported, here and in the processes that are started. It would print
+    # a line for each handshake that fails.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         with _interrupted_quietly():
             call = _read(argv)

@@ -9,8 +9,8 @@ import ssl
 from services.runtime.tls import CERTIFICATE_FILE, KEY_FILE, MESH_NAME, TLS_DIR_VARIABLE, Tls
 
 TIMEOUT_S = 2.0
-# What an HTTP/2 client says first: a server that refuses our certificate answers with an
-# alert, another one with its settings.
+# What an HTTP/2 client says first. A server answers with its settings, and gRPC's hangs up
+# without a word on a certificate that it refuses.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 
 
@@ -29,7 +29,7 @@ async def explain(address: str, tls: Tls | None) -> str:
                     f" ({TLS_DIR_VARIABLE}) away, or start it with TLS"
                 )
             return await _refusal(host, int(port), address, tls)
-    except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
+    except (OSError, ValueError, OverflowError):  # TimeoutError is an OSError
         return ""
 
 
@@ -76,13 +76,13 @@ async def _refusal(host: str, port: int, address: str, tls: Tls) -> str:
             f"the certificate of what answers at {address} does not hold by the CA in"
             f" {tls.directory}: {error.verify_message}"
         )
-    except ssl.SSLError as error:
-        return _refused(address, tls, error)
+    except ssl.SSLError:
+        return _refused(address, tls)
     try:
         writer.write(_PREFACE)
         await reader.readexactly(1)
-    except ssl.SSLError as error:
-        return _refused(address, tls, error)
+    except (OSError, asyncio.IncompleteReadError):
+        return _refused(address, tls)
     finally:
         writer.close()
         with contextlib.suppress(OSError):
@@ -90,6 +90,7 @@ async def _refusal(host: str, port: int, address: str, tls: Tls) -> str:
     return ""
 
 
-def _refused(address: str, tls: Tls, error: ssl.SSLError) -> str:
-    said = (error.reason or str(error)).lower().replace("_", " ")
-    return f"what answers at {address} refuses the certificate in {tls.directory}: {said}"
+def _refused(address: str, tls: Tls) -> str:
+    if not tls.files.certificate:
+        return f"what answers at {address} wants a certificate, and {tls.directory} has none"
+    return f"what answers at {address} refuses the certificate in {tls.directory}"

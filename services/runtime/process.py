@@ -124,8 +124,6 @@ def run_node(
     start. A second signal kills the process at once.
     """
     logs.configure(options.service)
-    # gRPC would print a line for each handshake that fails, as often as anybody likes.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     for descriptor in (options.ready_fd, options.lifeline_fd):
         if descriptor is not None:

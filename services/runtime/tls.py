@@ -173,9 +173,12 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 def _read_file(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise StartupError(f"cannot read {path}: {error.strerror}") from error
+    if not content:
+        raise StartupError(f"{path} holds no certificate or key in PEM: it is empty")
+    return content
 
 
 def require_private(listen: str, *, insecure: bool) -> None:
