@@ -1,0 +1,175 @@
+"""The life of one request for an answer: read, asked of the mesh, told."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from firsttoken.client import MeshError
+from firsttoken.common.v1 import common_pb2
+from firsttoken.router.v1 import inference_pb2
+from services.core.ledger import Ledger, Segment
+from services.core.settings import GatewaySettings
+from services.gateway.accounts import journey_json, server_timing
+from services.gateway.errors import ApiError, from_mesh
+from services.gateway.exchange import Exchange
+from services.gateway.fields import Fields
+from services.gateway.gateway import Gateway
+from services.gateway.request import (
+    Ask,
+    parse_body,
+    read_chat_request,
+    read_completion_request,
+)
+from services.gateway.served import Served
+from services.gateway.telling import ChatTelling, CompletionTelling, Telling
+from services.gateway.upstream import MeshAnswer, merge
+from services.runtime.protocol import spend_callee
+
+Reader: TypeAlias = Callable[[Fields, Served, GatewaySettings], Ask]
+
+_CLASS_NAMES = {
+    common_pb2.REQUEST_CLASS_UNSPECIFIED: "unspecified",
+    common_pb2.REQUEST_CLASS_INTERACTIVE: "interactive",
+    common_pb2.REQUEST_CLASS_BATCH: "batch",
+}
+
+
+class Api(NamedTuple):
+    """One of the two ways to ask for an answer."""
+
+    read: Reader
+    tell: type[Telling]
+
+
+CHAT = Api(read_chat_request, ChatTelling)
+COMPLETION = Api(read_completion_request, CompletionTelling)
+
+
+class Generation:
+    """One request. It holds calls at routers until its end, however that comes."""
+
+    def __init__(self, gateway: Gateway, exchange: Exchange, api: Api) -> None:
+        self._gateway = gateway
+        self._exchange = exchange
+        self._api = api
+        # Of the first answer; the others share its beginning.
+        self._ledger = Ledger(exchange.arrived_s)
+
+    async def run(self) -> None:
+        ask = await self._read()
+        gateway, exchange = self._gateway, self._exchange
+        exchange.request_class = _CLASS_NAMES[ask.request_class]
+        telling = self._api.tell(ask, gateway.served, gateway.snapshot.generation)
+        metadata = (*exchange.trace.metadata(), *exchange.credentials())
+        timeout_s = gateway.settings.request_timeout_s
+        answers = [
+            MeshAnswer(gateway.routers, request, metadata, timeout_s=timeout_s)
+            for request in ask.requests
+        ]
+        try:
+            async with exchange.while_client_waits():
+                await (self._stream if ask.told.stream else self._whole)(ask, telling, answers)
+        finally:
+            for answer in answers:
+                await answer.close()
+            self._account(telling)
+
+    async def _read(self) -> Ask:
+        gateway, exchange = self._gateway, self._exchange
+        gateway.authorize(exchange)
+        settings = gateway.settings
+        body = await exchange.read_json_body(
+            max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
+        )
+        read_s = time.monotonic()
+        self._ledger.record(Segment.TRANSFER, exchange.arrived_s, read_s)
+        ask = self._api.read(parse_body(body), gateway.served, settings)
+        self._ledger.record(Segment.PREPROCESS, read_s, time.monotonic())
+        return ask
+
+    async def _stream(self, ask: Ask, telling: Telling, answers: Sequence[MeshAnswer]) -> None:
+        """The head goes out with the first message, so that an error before it has its status."""
+        exchange, is_begun = self._exchange, False
+        try:
+            async with contextlib.aclosing(merge(answers)) as messages:
+                async for index, response in messages:
+                    self._note(telling, ask, index, response, answers[index])
+                    data = telling.events(index, response)
+                    if not is_begun:
+                        is_begun = True
+                        await exchange.begin_stream()
+                    if telling.is_complete:
+                        await exchange.end_stream(data)
+                    elif data:
+                        await exchange.write(data)
+        except MeshError as error:
+            if not is_begun:
+                raise from_mesh(error, ask.to_param) from None
+            await exchange.break_off(from_mesh(error, ask.to_param))
+        except ApiError as error:
+            if not is_begun:
+                raise
+            await exchange.break_off(error)
+
+    async def _whole(self, ask: Ask, telling: Telling, answers: Sequence[MeshAnswer]) -> None:
+        try:
+            async with contextlib.aclosing(merge(answers)) as messages:
+                async for index, response in messages:
+                    self._note(telling, ask, index, response, answers[index])
+                    telling.collect(index, response)
+        except MeshError as error:
+            raise from_mesh(error, ask.to_param) from None
+        await self._exchange.respond(
+            200, telling.whole(), {"server-timing": server_timing(self._ledger)}
+        )
+
+    def _note(
+        self,
+        telling: Telling,
+        ask: Ask,
+        index: int,
+        response: inference_pb2.GenerateResponse,
+        answer: MeshAnswer,
+    ) -> None:
+        """Time and way of an answer, as far as its newest message tells them."""
+        is_finished = response.HasField("finished")
+        if self._exchange.ttft_s is None and (is_finished or response.chunk.token_ids):
+            self._exchange.ttft_s = time.monotonic() - self._exchange.arrived_s
+        if not is_finished:
+            return
+        ledger = self._ledger if index == 0 else self._beginning()
+        ledger.mark_first_token(answer.first_message_s)
+        seen_s = answer.first_message_s - answer.called_s
+        spend_callee(ledger, response.finished.ledger, seen_s=seen_s)
+        if ask.told.ledger:
+            telling.journeys.append(journey_json(index, ledger, response.finished))
+
+    def _beginning(self) -> Ledger:
+        """For one more answer: what it shares with the first."""
+        ledger = Ledger(self._exchange.arrived_s)
+        for interval in self._ledger.intervals:
+            ledger.record(*interval)
+        return ledger
+
+    def _account(self, telling: Telling) -> None:
+        metrics, exchange, usage = self._gateway.metrics, self._exchange, telling.usage
+        metrics.tokens.labels("prompt").inc(usage.prompt_tokens)
+        metrics.tokens.labels("cached").inc(usage.cached_tokens)
+        metrics.tokens.labels("completion").inc(usage.completion_tokens)
+        if exchange.ttft_s is not None:
+            metrics.ttft.labels(exchange.route, exchange.request_class).observe(exchange.ttft_s)
+        self._gateway.tracing.record_request(
+            "gateway.request",
+            exchange.trace,
+            exchange.caller.span_id,
+            self._ledger,
+            {
+                "gen_ai.request.model": self._gateway.served.model,
+                "http.route": exchange.route,
+                "firsttoken.request_id": exchange.request_id,
+            },
+            error=exchange.error,
+        )

@@ -1,0 +1,229 @@
+"""From the gateway to a router: which one, and one answer as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import grpc
+
+from firsttoken._errors import to_mesh_error
+from firsttoken.client import MeshError
+from firsttoken.control.v1 import control_pb2
+from firsttoken.router.v1 import inference_pb2, inference_pb2_grpc
+from services.gateway.errors import unavailable
+from services.runtime.channels import Channels
+
+Response: TypeAlias = inference_pb2.GenerateResponse
+Call: TypeAlias = "grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, Response]"
+
+# A router that is not there, or stops.
+_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+class Members(NamedTuple):
+    """Who is ready."""
+
+    # Ids by address.
+    routers: Mapping[str, str]
+    num_workers: int
+    # The longest context of theirs; 0 while there is none.
+    max_context_tokens: int
+
+
+def read_members(members: Iterable[control_pb2.Member], model: str) -> Members:
+    """The routers, and the workers of `model` that answer."""
+    routers, contexts = {}, []
+    for member in members:
+        if member.state != control_pb2.MEMBER_STATE_READY:
+            continue
+        if member.role == control_pb2.MEMBER_ROLE_ROUTER:
+            routers[member.address] = member.id
+        elif (
+            member.role == control_pb2.MEMBER_ROLE_WORKER
+            and member.model == model
+            and member.worker.role != control_pb2.WORKER_ROLE_PREFILL
+        ):
+            contexts.append(member.worker.max_context_tokens)
+    return Members(routers, len(contexts), max(contexts, default=0))
+
+
+class Routers:
+    """The ready ones, in turn, and the calls that are open at them."""
+
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
+        self._ids: Mapping[str, str] = {}
+        self._turn = itertools.count()
+        self._calls: Counter[str] = Counter()
+
+    @property
+    def num_calls(self) -> int:
+        return self._calls.total()
+
+    def update(self, ids: Mapping[str, str]) -> None:
+        """A successor at the same address is met afresh."""
+        gone = [address for address, id in self._ids.items() if ids.get(address) != id]
+        self._ids = ids
+        for address in gone:
+            # A router that drains still answers what it has.
+            if not self._calls[address]:
+                self._channels.drop(address)
+
+    def in_turn(self) -> list[str]:
+        """All of them, the next one first."""
+        addresses = list(self._ids)
+        if not addresses:
+            return []
+        first = next(self._turn) % len(addresses)
+        return [*addresses[first:], *addresses[:first]]
+
+    def open(
+        self,
+        address: str,
+        request: inference_pb2.GenerateRequest,
+        metadata: tuple[tuple[str, str], ...],
+        timeout_s: float,
+    ) -> Call:
+        """Release it in the end."""
+        stub = inference_pb2_grpc.InferenceServiceStub(self._channels.get(address))
+        call = stub.Generate(request, timeout=timeout_s, metadata=metadata)
+        self._calls[address] += 1
+        return call
+
+    def release(self, address: str, call: Call) -> None:
+        call.cancel()
+        self._calls[address] -= 1
+        if not self._calls[address]:
+            del self._calls[address]
+            if address not in self._ids:
+                self._channels.drop(address)
+
+
+class MeshAnswer:
+    """One answer. Close it in the end, whatever happened: that frees what it holds.
+
+    A router that cannot be reached is passed over for the next one, until the first message
+    has come. `read` raises MeshError, and ApiError while there is no router.
+    """
+
+    def __init__(
+        self,
+        routers: Routers,
+        request: inference_pb2.GenerateRequest,
+        metadata: tuple[tuple[str, str], ...],
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._routers = routers
+        self._request = request
+        self._metadata = metadata
+        self._timeout_s = timeout_s
+        self._call: Call | None = None
+        self._address = ""
+        self._is_complete = False
+        # When the call was opened that gave the first message, and when that came.
+        self.called_s = 0.0
+        self.first_message_s = 0.0
+
+    async def read(self) -> Response | None:
+        """None at the end. The message after which nothing comes is `finished`."""
+        if self._call is None:
+            response = await self._first()
+        else:
+            response = await _read(self._call)
+        if response is None and not self._is_complete:
+            raise MeshError(grpc.StatusCode.UNKNOWN, "the stream ended before the answer")
+        if response is not None and response.HasField("finished"):
+            self._is_complete = True
+        return response
+
+    async def close(self) -> None:
+        """Ends the call where it is; a complete one has ended by itself. May be called twice."""
+        if self._call is not None and self._is_complete:
+            # Its status is on the way: a call that was cancelled now would look aborted.
+            with contextlib.suppress(MeshError):
+                await _read(self._call)
+        self._release()
+
+    async def _first(self) -> Response | None:
+        deadline_s = time.monotonic() + self._timeout_s
+        error: MeshError | None = None
+        for address in self._routers.in_turn():
+            self._release()
+            self._address = address
+            self.called_s = time.monotonic()
+            self._call = self._routers.open(
+                address, self._request, self._metadata, deadline_s - self.called_s
+            )
+            try:
+                response = await _read(self._call)
+            except MeshError as failure:
+                # One that says why is there, and another one would say the same.
+                if failure.code not in _GONE or failure.reason:
+                    raise
+                error = failure
+            else:
+                self.first_message_s = time.monotonic()
+                return response
+        if error is None:
+            raise unavailable("there is no router in the mesh", code="no_router")
+        raise unavailable(f"no router can be reached: {error.message}", code="router_unavailable")
+
+    def _release(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            self._routers.release(self._address, call)
+
+
+async def merge(answers: Sequence[MeshAnswer]) -> AsyncGenerator[tuple[int, Response], None]:
+    """Each message with its answer's index, as they come. Only the next of each is asked for,
+    and only once the one before was taken: who does not read holds up only itself.
+    """
+    if len(answers) == 1:
+        [answer] = answers
+        while True:
+            response = await answer.read()
+            assert response is not None
+            yield 0, response
+            if response.HasField("finished"):
+                return
+    reads = {asyncio.ensure_future(answer.read()): index for index, answer in enumerate(answers)}
+    try:
+        while reads:
+            done, _ = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
+            for read in sorted(done, key=reads.__getitem__):
+                index = reads.pop(read)
+                response = read.result()
+                assert response is not None
+                yield index, response
+                if not response.HasField("finished"):
+                    reads[asyncio.ensure_future(answers[index].read())] = index
+    finally:
+        for read in reads:
+            read.cancel()
+        if reads:
+            await asyncio.wait(reads)
+            for read in reads:
+                if not read.cancelled():
+                    read.exception()  # nobody else asks for it
+
+
+async def _read(call: Call) -> Response | None:
+    try:
+        response = await call.read()
+    except grpc.aio.AioRpcError as error:
+        raise to_mesh_error(error) from None
+    except asyncio.CancelledError:
+        # grpc.aio raises this also where the channel was closed under the call. Only
+        # where this task is being cancelled is it meant for the task.
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise MeshError(grpc.StatusCode.CANCELLED, "the channel was closed") from None
+    return response if isinstance(response, Response) else None
