@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pytest
 from hypothesis import settings
@@ -13,6 +13,7 @@ from kvstore.node import KvStoreNode
 from router.node import RouterNode
 from services.control.node import ControlNode
 from services.core.settings import MeshConfig
+from services.runtime.tls import CA_FILE, Tls
 from services.tokenizer.node import TokenizerNode
 from tests.tokenizers import qwen3_folder, tekken_file
 from worker.node import Role, WorkerNode
@@ -45,23 +46,26 @@ async def run_mesh(
     num_workers: int = 1,
     num_prefill_workers: int = 0,
     with_kvstore: bool = False,
+    tls: Tls | None = None,
 ) -> AsyncIterator[Mesh]:
     async with AsyncExitStack() as stack:
-        control = await stack.enter_async_context(ControlNode(config=config))
-        tokenizer = await stack.enter_async_context(TokenizerNode(control=control.address))
-        kvstore = KvStoreNode(control=control.address) if with_kvstore else None
+        control = await stack.enter_async_context(ControlNode(config=config, tls=tls))
+        joined: dict[str, Any] = {"control": control.address, "tls": tls}
+        tokenizer = await stack.enter_async_context(TokenizerNode(**joined))
+        kvstore = KvStoreNode(**joined) if with_kvstore else None
         if kvstore is not None:
             await stack.enter_async_context(kvstore)
         roles = [Role.DECODE if num_prefill_workers else Role.BOTH] * num_workers
         roles += [Role.PREFILL] * num_prefill_workers
         workers = [
             await stack.enter_async_context(
-                WorkerNode(control=control.address, cores_shared_by=len(roles), role=role)
+                WorkerNode(**joined, cores_shared_by=len(roles), role=role)
             )
             for role in roles
         ]
-        router = await stack.enter_async_context(RouterNode(control=control.address))
-        client = await stack.enter_async_context(MeshClient(router.address))
+        router = await stack.enter_async_context(RouterNode(**joined))
+        ca_file = tls.directory / CA_FILE if tls else None
+        client = await stack.enter_async_context(MeshClient(router.address, ca_file=ca_file))
         yield Mesh(control, tokenizer, tuple(workers), router, client, kvstore)
 
 
