@@ -94,7 +94,7 @@ class LocalCa:
 
     def client(self, name: str, *, days: int = CERTIFICATE_DAYS) -> Pem:
         """For a tenant: `name` is what `tenants.NAME.identities` has. It serves nothing."""
-        if name.casefold() == MESH_NAME:
+        if name.rstrip(".").casefold() == MESH_NAME:
             raise _failure(f"{name} is the name of the mesh's own services")
         try:
             names = [x509.DNSName(name)]
