@@ -11,6 +11,7 @@ from pathlib import Path
 from firsttoken.client import MeshError, Options
 from services.cli import answers, rpc
 from services.cli.prompts import Prompt
+from services.cli.snippets import HttpEdge, curl_command, python_lines
 from services.core.settings import MeshConfig
 from services.runtime.tls import Tls
 
@@ -26,7 +27,9 @@ def describe_openness(config: MeshConfig, tls: Tls | None) -> str:
     return f"{' and '.join(parts)}: for this machine alone" if parts else ""
 
 
-def print_endpoints(router: str, control: str, *, tls: Tls | None, simulated: bool) -> None:
+def print_endpoints(
+    router: str, control: str, edge: HttpEdge | None, *, tls: Tls | None, simulated: bool
+) -> None:
     """Where the mesh is, and how to use it."""
     command = _command()
     encrypted = f" --tls-dir {shlex.quote(str(tls.directory))}" if tls else ""
@@ -38,6 +41,9 @@ def print_endpoints(router: str, control: str, *, tls: Tls | None, simulated: bo
         f"  control  {control}   {command} status{to_control}{encrypted}",
         "",
     ]
+    if edge is not None:
+        lines[-1:] = [f"  http     {edge.url}", "", f"  {curl_command(edge)}", ""]
+        lines += [*(f"  {line}" for line in python_lines(edge)), ""]
     if simulated:
         lines += ["  The engine is simulated: its text and its times are made up.", ""]
     print(*lines, sep="\n", flush=True)

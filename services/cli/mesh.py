@@ -21,9 +21,9 @@ from services.runtime.tls import Tls
 T = TypeVar("T")
 
 CONTROL, TOKENIZER, WORKER, ROUTER = "services.control", "services.tokenizer", "worker", "router"
-KVSTORE, REDIS = "kvstore", "services.cli.local_redis"
+KVSTORE, REDIS, GATEWAY = "kvstore", "services.cli.local_redis", "services.gateway"
 # Nothing new comes in, then what is running ends, then what it needed.
-STOP_ORDER = (ROUTER, WORKER, KVSTORE, REDIS, TOKENIZER, CONTROL)
+STOP_ORDER = (GATEWAY, ROUTER, WORKER, KVSTORE, REDIS, TOKENIZER, CONTROL)
 # The mesh goes on without these: it computes what it cannot load.
 OPTIONAL = (KVSTORE, REDIS)
 
@@ -38,7 +38,7 @@ class MeshPlan:
     """What to start. `config_file` is TOML; addresses are host:port, with port 0 for any.
 
     `redis_socket`: run a Redis of our own that listens there. `tls_dir`: certificates of
-    all; without it nothing is encrypted.
+    all; without it nothing is encrypted. `http_listen`: the gateway's; "" starts none.
     """
 
     config_file: Path
@@ -49,6 +49,7 @@ class MeshPlan:
     redis_max_mb: int = 0
     router_listen: str
     control_listen: str
+    http_listen: str = ""
     tls_dir: Path | None = None
     mtls_listen: str = ""
 
@@ -87,6 +88,13 @@ class LocalMesh:
     @property
     def control(self) -> str:
         return self._address(CONTROL)
+
+    @property
+    def http(self) -> str:
+        """The gateway's URL; "" where there is none."""
+        if not self._plan.http_listen:
+            return ""
+        return f"{'https' if self.tls else 'http'}://{self._address(GATEWAY)}"
 
     async def __aenter__(self) -> LocalMesh:
         self._running = asyncio.create_task(self._run(), name="mesh")
@@ -222,6 +230,21 @@ def _members(plan: MeshPlan, control: str) -> list[Service]:
             listen=plan.router_listen,
             keeps_address=True,
         ),
+        *_gateways(plan, joined),
+    ]
+
+
+def _gateways(plan: MeshPlan, joined: tuple[str, ...]) -> list[Service]:
+    if not plan.http_listen:
+        return []
+    return [
+        Service(
+            name="gateway",
+            module=GATEWAY,
+            arguments=joined,
+            listen=plan.http_listen,
+            keeps_address=True,
+        )
     ]
 
 

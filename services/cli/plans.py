@@ -29,6 +29,7 @@ def plan_mesh(
     with_kvstore: bool = True,
     router_listen: str = ANY_PORT,
     control_listen: str = ANY_PORT,
+    http_listen: str = "",
     tls_dir: Path | None = None,
     mtls_listen: str = "",
 ) -> MeshPlan:
@@ -46,6 +47,7 @@ def plan_mesh(
         redis_max_mb=config.kvstore.local_redis_mb,
         router_listen=router_listen,
         control_listen=control_listen,
+        http_listen=http_listen,
         tls_dir=tls_dir,
         mtls_listen=mtls_listen,
     )
@@ -58,6 +60,7 @@ async def run_quiet_mesh(
     num_workers: int,
     num_prefill_workers: int = 0,
     with_kvstore: bool = True,
+    with_gateway: bool = False,
     restarts: Callable[[], RestartPolicy] = RestartPolicy,
 ) -> AsyncIterator[LocalMesh]:
     """A ready mesh of one's own, which says nothing and leaves nothing behind."""
@@ -69,6 +72,7 @@ async def run_quiet_mesh(
             num_workers=num_workers,
             num_prefill_workers=num_prefill_workers,
             with_kvstore=with_kvstore,
+            http_listen=ANY_PORT if with_gateway else "",
         )
         with RunLogs(directory, least_level=logging.CRITICAL) as logs:
             mesh = LocalMesh(plan, logs=logs, report=lambda name, text: None, restarts=restarts)

@@ -25,17 +25,19 @@ from services.cli.plans import plan_mesh
 from services.cli.screen import Screen
 from services.cli.settings import parse_assignments
 from services.cli.shell import run_shell_command
+from services.cli.snippets import HttpEdge
 from services.control.configfile import read_config
 from services.core.config import flatten, nest, parse
 from services.core.errors import InvalidArgument
 from services.core.settings import ENGINES, MeshConfig
 from services.models.catalog import find_model
 from services.runtime.startup import StartupError
-from services.runtime.tls import TLS_DIR_VARIABLE, Tls
+from services.runtime.tls import CA_FILE, TLS_DIR_VARIABLE, Tls
 
 HOST = "127.0.0.1"
 ROUTER_PORT = 7100
 CONTROL_PORT = 7101
+HTTP_PORT = 7180
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -53,6 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--port", type=_port, metavar="N", help=f"the router's (default {ROUTER_PORT}; 0: any)")
     add("--control-port", type=_port, metavar="N",
         help=f"the control service's (default {CONTROL_PORT}; 0: any)")  # fmt: skip
+    add("--http-port", type=_port, metavar="N",
+        help=f"the gateway's, for OpenAI's clients (default {HTTP_PORT}; 0: any)")  # fmt: skip
+    add("--no-gateway", action="store_true", help="gRPC alone, no HTTP")
     add("--tls", nargs="?", const="", default=os.environ.get(TLS_DIR_VARIABLE) or None,
         metavar="DIR", help="encrypt everything, with the certificates in DIR; those that DIR"
         " lacks are made, by a CA of this machine's own (default: of this run alone)")  # fmt: skip
@@ -60,17 +65,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --tls, one more port, on which callers show certificates")  # fmt: skip
     add("--exec", metavar="CMD",
         help="run CMD through the shell against the ready mesh, with FIRSTTOKEN_ROUTER and"
-        " FIRSTTOKEN_CONTROL (host:port), and FIRSTTOKEN_TLS_DIR, in its environment, stop"
-        " everything, and exit with CMD's status; ports not given are then any")  # fmt: skip
+        " FIRSTTOKEN_CONTROL (host:port), FIRSTTOKEN_HTTP (a URL), and FIRSTTOKEN_TLS_DIR, in"
+        " its environment, stop everything, and exit with CMD's status; ports not given are"
+        " then any")  # fmt: skip
     add("--no-prompt", action="store_true", help="do not answer a first prompt")
     add("--verbose", action="store_true", help="show all that the services log")
 
 
 def run(arguments: argparse.Namespace) -> int:
     config = _configuration(arguments)
-    defaults = (0, 0) if arguments.exec else (ROUTER_PORT, CONTROL_PORT)
+    defaults = (0, 0, 0) if arguments.exec else (ROUTER_PORT, CONTROL_PORT, HTTP_PORT)
     router_listen = _listen("--port", arguments.port, defaults[0])
     control_listen = _listen("--control-port", arguments.control_port, defaults[1])
+    http_listen = (
+        "" if arguments.no_gateway else _listen("--http-port", arguments.http_port, defaults[2])
+    )
     mtls_listen = _mtls_listen(arguments)
     tls_dir = _tls_dir(Path(arguments.tls).absolute()) if arguments.tls else None
     remove_stale_runs()
@@ -86,6 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         with_kvstore=not arguments.no_kvstore,
         router_listen=router_listen,
         control_listen=control_listen,
+        http_listen=http_listen,
         tls_dir=tls_dir,
         mtls_listen=mtls_listen,
     )
@@ -139,16 +149,30 @@ async def _serve(
             environment = {
                 "FIRSTTOKEN_ROUTER": mesh.router,
                 "FIRSTTOKEN_CONTROL": mesh.control,
+                "FIRSTTOKEN_HTTP": mesh.http,
                 TLS_DIR_VARIABLE: str(mesh.tls.directory) if mesh.tls else "",
             }
             return await mesh.run_beside(run_shell_command(arguments.exec, environment))
         simulated = config.worker.engine == SIMULATED
-        print_endpoints(mesh.router, mesh.control, tls=mesh.tls, simulated=simulated)
+        print_endpoints(
+            mesh.router, mesh.control, _http_edge(mesh, config), tls=mesh.tls, simulated=simulated
+        )
         if not arguments.no_prompt:
             await mesh.run_beside(answer_first_prompt(mesh.router, mesh.tls))
         screen.report("mesh", "serves until Ctrl-C")
         await mesh.run_beside(asyncio.Event().wait())
         return 0
+
+
+def _http_edge(mesh: LocalMesh, config: MeshConfig) -> HttpEdge | None:
+    if not mesh.http:
+        return None
+    return HttpEdge(
+        url=mesh.http,
+        model=find_model(config.mesh.model).name,
+        asks_for_key=bool(config.tenants),
+        ca_file=str(mesh.tls.directory / CA_FILE) if mesh.tls else "",
+    )
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from tests.cli.running import COMMAND, SERVE, TIMEOUT_S, Endpoints, Run, run_to_
 Start = Callable[..., Run]
 
 SIMULATED = ("up", "--engine", "simulated")
+ANY_PORTS = ("--port", "0", "--control-port", "0", "--http-port", "0")
 FIRSTTOKEN = shlex.join(COMMAND)
 RESTART = ("ended (SIGKILL); starts again", "is back on")
 
@@ -33,7 +35,10 @@ def taken_port() -> Iterator[int]:
 
 def services(run: Run) -> dict[str, int]:
     """The pids of the mesh's processes by module; engine cores and the command left out."""
-    modules = ("services.control", "services.tokenizer", "kvstore", "worker", "router")
+    modules = (
+        *("services.control", "services.tokenizer", "services.gateway"),
+        *("kvstore", "worker", "router"),
+    )
     return {
         module: pid
         for pid, command in run.survivors().items()
@@ -77,6 +82,7 @@ def test_the_command_runs_against_the_ready_mesh_and_gives_its_status(start: Sta
     assert result.status == 7
     members = result.json["members"]
     assert sorted(member["role"] for member in members) == [
+        "gateway",
         "kvstore",
         "router",
         "tokenizer",
@@ -105,7 +111,7 @@ def test_prefill_workers_stand_beside_those_that_answer(start: Start) -> None:
 def test_without_a_command_it_answers_a_first_prompt_and_serves_until_a_signal(
     start: Start, tmp_path: Path
 ) -> None:
-    run = start(*SIMULATED, "--workers", "1", "--port", "0", "--control-port", "0")
+    run = start(*SIMULATED, "--workers", "1", *ANY_PORTS)
     assert run.process.stderr is not None
     next(line for line in run.process.stderr if "serves until Ctrl-C" in line)
 
@@ -121,6 +127,32 @@ def test_without_a_command_it_answers_a_first_prompt_and_serves_until_a_signal(
     assert not list(tmp_path.iterdir()), "what it wrote is removed"
 
 
+def test_http_is_ready_to_be_called_as_shown(start: Start) -> None:
+    run = start(*SIMULATED, "--workers", "1", "--no-prompt", *ANY_PORTS)
+    assert run.process.stdout is not None
+    said: list[str] = []
+    while not any("print(answer" in line for line in said):
+        said.append(next(run.process.stdout))
+
+    curl = next(line for line in said if line.startswith("  curl "))
+    answer = subprocess.run(shlex.split(curl), capture_output=True, text=True, timeout=TIMEOUT_S)
+    python = "".join(line for line in said if "OpenAI(" in line)
+    run.process.send_signal(signal.SIGINT)
+    run.finish()
+
+    assert '"object":"chat.completion"' in answer.stdout, answer
+    assert '/v1", api_key="none")' in python
+
+
+def test_http_can_be_left_out(start: Start) -> None:
+    run = start(*SIMULATED, "--no-gateway", "--exec", "echo [$FIRSTTOKEN_HTTP]")
+
+    result = run.finish()
+
+    assert result.stdout == "[]\n"
+    assert "gateway" not in result.stderr
+
+
 def test_the_logs_are_kept_and_named_when_the_command_fails(start: Start, tmp_path: Path) -> None:
     result = start(*SIMULATED, "--workers", "1", "--exec", "false").finish()
 
@@ -128,7 +160,7 @@ def test_the_logs_are_kept_and_named_when_the_command_fails(start: Start, tmp_pa
     assert result.stderr.endswith(f"logs: {directory}\n")
     assert {file.name for file in directory.iterdir()} == {
         *("config.toml", "control.log", "tokenizer.log", "worker-1.log", "router.log"),
-        *("kvstore.log", "redis.log"),
+        *("kvstore.log", "redis.log", "gateway.log"),
     }
 
 
@@ -143,7 +175,8 @@ def test_progress_and_stopping_are_told_on_stderr_in_order(start: Start) -> None
     assert result.stdout == ""
     assert said[0].startswith("control    ready on 127.0.0.1:")
     assert any(line.startswith("worker-1   loading") for line in said)
-    assert said[-6:] == [
+    assert said[-7:] == [
+        "gateway    stopped",
         "router     stopped",
         "worker-1   stopped",
         "kvstore    stopped",
@@ -153,7 +186,7 @@ def test_progress_and_stopping_are_told_on_stderr_in_order(start: Start) -> None
     ]
 
 
-@pytest.mark.parametrize("option", ["--port", "--control-port"])
+@pytest.mark.parametrize("option", ["--port", "--control-port", "--http-port"])
 def test_a_taken_port_is_one_line_and_status_3(start: Start, taken_port: int, option: str) -> None:
     run = start(*SIMULATED, option, str(taken_port), "--exec", "true")
 
@@ -226,7 +259,7 @@ def test_options_override_the_file(start: Start, tmp_path: Path) -> None:
 def test_nothing_survives_a_killed_command_and_the_next_one_works(start: Start) -> None:
     run = start(*SIMULATED, "--exec", SERVE)
     run.wait_until_serving()
-    assert len(services(run)) == 5
+    assert len(services(run)) == 6
     wait_for(lambda: len(redis_of(run)) == 1, 15.0, lambda: "there is no Redis")
 
     run.process.kill()
@@ -298,7 +331,8 @@ def test_a_signal_while_starting_leaves_nothing(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["services.control", "services.tokenizer", "kvstore", "worker", "router"]
+    "module",
+    ["services.control", "services.tokenizer", "services.gateway", "kvstore", "worker", "router"],
 )
 def test_a_killed_service_is_started_again_and_the_mesh_answers(start: Start, module: str) -> None:
     run = start(*SIMULATED, "--workers", "1", "--exec", SERVE)
