@@ -1,4 +1,4 @@
-"""firsttoken keys: API keys, by which tenants are told apart."""
+"""firsttoken keys: API keys and certificates, by which tenants are told apart."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 
+from services.cli import key_certificate
 from services.core.config import NAME_FORM
 from services.core.tenants import hash_key, new_key
 
@@ -23,9 +24,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="whose key it is (default: %(default)s)",
     )
     new.add_argument("--json", action="store_true", help="print one line of JSON")
+    new.set_defaults(act=_new)
+    key_certificate.add_action(actions)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    status: int = arguments.act(arguments)
+    return status
+
+
+def _new(arguments: argparse.Namespace) -> int:
     key = new_key()
     hashed = hash_key(key)
     setting = f"tenants.{arguments.tenant}.key_hashes"

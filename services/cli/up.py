@@ -157,7 +157,9 @@ async def _serve(
         print_endpoints(
             mesh.router, mesh.control, _http_edge(mesh, config), tls=mesh.tls, simulated=simulated
         )
-        if not arguments.no_prompt:
+        if config.tenants and not os.environ.get("FIRSTTOKEN_API_KEY"):
+            screen.report("mesh", "answers no first prompt: a caller needs FIRSTTOKEN_API_KEY")
+        elif not arguments.no_prompt:
             await mesh.run_beside(answer_first_prompt(mesh.router, mesh.tls))
         screen.report("mesh", "serves until Ctrl-C")
         await mesh.run_beside(asyncio.Event().wait())

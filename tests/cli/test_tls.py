@@ -168,6 +168,22 @@ def test_other_tools_take_the_certificates(tmp_path: Path) -> None:
         assert checked.returncode == 0, checked.stderr
 
 
+def test_keys_certificate_makes_one_and_says_how_it_is_used(tmp_path: Path) -> None:
+    complete(tmp_path)
+    call = ("keys", "certificate", "--tls-dir", str(tmp_path))
+    made = run_to_end(*call, "acme.example", "--json")
+    again = run_to_end(*call, "acme.example")
+    other = run_to_end(*call, "other.example")
+    nowhere = run_to_end("keys", "certificate", "acme.example", env={"FIRSTTOKEN_TLS_DIR": ""})
+
+    assert made.json["cert_file"] == str(tmp_path / "acme.example.pem")
+    assert made.json["key_file"] == str(tmp_path / "acme.example-key.pem")
+    assert (again.status, other.status, nowhere.status) == (3, 0, 1)
+    assert "is there already" in again.stderr
+    assert "config set tenants.NAME.identities=other.example" in other.stdout
+    assert "use --tls-dir DIR" in nowhere.stderr
+
+
 # A mesh that is up.
 
 
