@@ -105,10 +105,12 @@ def read_chat_request(body: Fields, served: Served, settings: GatewaySettings) -
     """For /v1/chat/completions. Raises ApiError naming every field that is wrong."""
     _check_model(body, served)
     refuse_unsupported(body, CHAT)
+    body.items("tools")
     try:
         tools = read_tools(body.values, served.tools)
     except InvalidArgument as error:
-        body.violations += error.violations
+        known = {field for field, _ in body.violations}
+        body.violations += [each for each in error.violations if each.field not in known]
         tools = RequestedTools()
     chat = read_chat(body, tools_json=tools.tools_json)
     alternatives = body.integer("top_logprobs", high=MAX_LOGPROBS)
