@@ -24,14 +24,14 @@ __all__ = ["Context", "MeshServer"]
 STOP_GRACE_S = 5.0
 # What grpc may take beyond its grace to end the calls it aborts.
 STOP_MARGIN_S = 1.0
+# From a connection to its first HTTP/2 frame. Before that nobody has shown a certificate.
+HANDSHAKE_TIMEOUT_MS = 10_000
 # How much of the server somebody outside may take who means no good.
 CALLER_OPTIONS = (
     # Both: between them gRPC refuses at random.
     ("grpc.max_metadata_size", 16 << 10),
     ("grpc.absolute_max_metadata_size", 16 << 10),
     ("grpc.max_concurrent_streams", 4096),
-    # From the connection to its first HTTP/2 frame.
-    ("grpc.server_handshake_timeout_ms", 10_000),
     # Its channel connects again by itself.
     ("grpc.max_connection_idle_ms", 30 * 60_000),
 )
@@ -81,6 +81,7 @@ class MeshServer:
                 *message_options(max_message_bytes),
                 # With SO_REUSEPORT a second server would share the port in silence.
                 ("grpc.so_reuseport", 0),
+                ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
                 ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
                 *(CALLER_OPTIONS if for_callers else ()),

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.cli.local_ca import LocalCa, Pem
+from services.runtime import server as server_module
 from services.runtime.channels import Channels, open_channel
 from services.runtime.probe import explain
 from services.runtime.server import MeshServer
@@ -395,6 +396,18 @@ async def test_the_port_for_certificates_knows_callers_by_them(
 async def test_a_port_for_certificates_needs_tls() -> None:
     with pytest.raises(StartupError, match="use --tls-dir"):
         MeshServer("127.0.0.1:0", service_names=[], mtls_listen="127.0.0.1:0")
+
+
+async def test_whoever_shows_nothing_is_not_kept(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "HANDSHAKE_TIMEOUT_MS", 200)
+    async with serving(Tls(directory)) as server:
+        host, _, port = server.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        async with asyncio.timeout(TIMEOUT_S):
+            assert await reader.read() == b""
+        writer.close()
 
 
 # Changing certificates, and the CA.
