@@ -94,7 +94,8 @@ def _class_of(asked: common_pb2.RequestClass.ValueType, caller: Tenant) -> Reque
 def check_length(field: str, num_tokens: int, max_context_tokens: int) -> None:
     """Raises InvalidArgument when the context has no room for prompt and one token more."""
     if num_tokens >= max_context_tokens:
-        raise InvalidArgument([_too_long(field, num_tokens, max_context_tokens)])
+        too_long = _too_long(field, num_tokens, max_context_tokens)
+        raise InvalidArgument([too_long], reason="PROMPT_TOO_LONG")
 
 
 def text_head(request: inference_pb2.GenerateRequest, num_bytes: int) -> bytes:

@@ -29,6 +29,8 @@ from services.core.errors import Violation, describe
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
 
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+
 _HTTP = {
     grpc.StatusCode.INVALID_ARGUMENT: (400, INVALID_REQUEST),
     grpc.StatusCode.UNAUTHENTICATED: (401, INVALID_REQUEST),
@@ -45,6 +47,7 @@ _OTHER = (500, SERVER_ERROR)
 # OpenAI's names for what the mesh calls otherwise.
 _CODES = {
     "INVALID_ARGUMENT": "invalid_value",
+    "PROMPT_TOO_LONG": CONTEXT_LENGTH_EXCEEDED,
     "RATE_LIMITED": "rate_limit_exceeded",
     "TOO_MANY_CONCURRENT": "rate_limit_exceeded",
     "NO_CREDENTIALS": "invalid_api_key",

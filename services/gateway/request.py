@@ -15,11 +15,11 @@ import orjson
 
 from firsttoken.common.v1 import common_pb2
 from firsttoken.router.v1 import inference_pb2
-from services.core.errors import InvalidArgument
+from services.core.errors import InvalidArgument, Violation
 from services.core.sampling import MAX_LOGPROBS
 from services.core.settings import GatewaySettings
 from services.core.tokens import pack
-from services.gateway.errors import ApiError, bad_request
+from services.gateway.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, bad_request
 from services.gateway.fields import Fields, kind_of
 from services.gateway.messages import read_chat
 from services.gateway.options import read_class, read_sampling
@@ -143,6 +143,7 @@ def read_completion_request(body: Fields, served: Served, settings: GatewaySetti
     _check_model(body, served)
     refuse_unsupported(body, COMPLETION)
     prompts = read_prompts(body, served.vocabulary_size)
+    _check_lengths(prompts, served.max_context_tokens)
     logprobs = body.integer("logprobs", high=MAX_LOGPROBS)
     echo = body.boolean("echo")
     if echo and logprobs is not None:
@@ -252,6 +253,14 @@ def _check_model(body: Fields, served: Served) -> None:
             param="model",
             code="model_not_found",
         )
+
+
+def _check_lengths(prompts: Sequence[Prompt], max_context_tokens: int) -> None:
+    """Of token ids; how many tokens a text has, the mesh finds out."""
+    for prompt in prompts:
+        if not isinstance(prompt, str) and len(prompt) >= max_context_tokens:
+            rule = f"must be at most {max_context_tokens - 1} tokens; got {len(prompt)}"
+            raise bad_request([Violation("prompt", rule)], code=CONTEXT_LENGTH_EXCEEDED)
 
 
 def _prompt_request(prompt: Prompt) -> inference_pb2.GenerateRequest:

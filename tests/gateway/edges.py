@@ -39,7 +39,7 @@ class Edge(NamedTuple):
         answer: dict[str, Any] = response.json()
         return answer
 
-    async def refused(self, path: str, body: Any, **headers: str) -> Refused:
+    async def refused(self, path: str, body: Any, **headers: Any) -> Refused:
         response = await self.http.post(path, json=body, headers=headers)
         return Refused(response.status_code, **response.json()["error"], headers=response.headers)
 
