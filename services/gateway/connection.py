@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import httptools
 import orjson
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from services.gateway.errors import SERVER_ERROR, ApiError, retry_headers
+from services.gateway.errors import ApiError, unavailable
+from services.gateway.exchange import LINGER_BYTES, LINGER_S
 
 
 class ConnectionBounds(NamedTuple):
@@ -26,13 +29,19 @@ class ConnectionBounds(NamedTuple):
 
 
 class Connection(HttpToolsProtocol):
+    """A client that is refused is heard out for a moment: it would otherwise meet a reset
+    connection instead of the reason.
+    """
+
     def __init__(self, config: Config, state: ServerState, bounds: ConnectionBounds) -> None:
         super().__init__(config, state, app_state={})
         self._bounds = bounds
+        # The request line and headers of a request are coming; of it there is a part.
         self._in_headers = True
+        self._is_begun = False
         self._header_bytes = 0
-        self._header_timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
+        self._refused_bytes: int | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -40,83 +49,104 @@ class Connection(HttpToolsProtocol):
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             # Else a small chunk waits for the acknowledgement of the one before.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if len(self.connections) > self._bounds.max_connections:
-            message = f"there are {self._bounds.max_connections} connections already"
-            headers = retry_headers(1.0)
-            self._refuse(
-                ApiError(503, message, type=SERVER_ERROR, code="too_many", headers=headers)
-            )
-            return
-        self._await_headers()
+        most = self._bounds.max_connections
+        if len(self.connections) > 2 * most:
+            transport.abort()
+        elif len(self.connections) > most:
+            message = f"there are {most} connections already (gateway.max_connections)"
+            self._refuse(unavailable(message, code="too_many_connections"))
+        else:
+            self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timers()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused_bytes is not None:
+            self._refused_bytes += len(data)
+            if self._refused_bytes > LINGER_BYTES:
+                self.transport.abort()
+            return
         self._header_bytes += len(data) if self._in_headers else 0
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("this is no HTTP/1.1 request")
         if self._in_headers and self._header_bytes > self._bounds.max_header_bytes:
             self._refuse_headers()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_headers = True
+        self._in_headers = self._is_begun = True
         self._await_headers()
 
     def on_headers_complete(self) -> None:
-        if self.transport.is_closing():
+        if self._is_over or self.parser.should_upgrade():
             return
-        self._in_headers = False
+        self._in_headers = self._is_begun = False
         self._header_bytes = 0
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
-        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        self._cancel("headers")
+        size = len(self.url) + sum(
+            len(name) + len(value) + len(b": \r\n") for name, value in self.headers
+        )
         if size > self._bounds.max_header_bytes:
             self._refuse_headers()
-            return
-        super().on_headers_complete()
-        if self.parser.should_upgrade():
-            # What would follow is no HTTP/1.1 to the parser.
-            self.cycle.keep_alive = False
+        else:
+            super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        if not self.transport.is_closing():
+        if not self._is_over:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self.transport.is_closing():
+        if not (self._is_over or self.parser.should_upgrade()):
             super().on_message_complete()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._write_timer = self.loop.call_later(self._bounds.write_timeout_s, self.transport.abort)
+        self._later("write", self._bounds.write_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
+        self._cancel("write")
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(ApiError(400, msg, code="invalid_http"))
 
     @property
-    def is_answering(self) -> bool:
+    def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
+    @property
+    def _is_over(self) -> bool:
+        return self._refused_bytes is not None or self.transport.is_closing()
+
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """Nothing is offered, so that it is an ordinary request (RFC 9110, 7.8): for curl,
+        which asks for HTTP/2 in this way, and sends its body all the same.
+        """
+        method, headers = self.parser.get_method(), self.headers
+        if method == b"CONNECT" or self._is_over:
+            self.send_400_response("nothing can be reached through here")
+            return
+        kept = [pair for pair in headers if pair[0] not in (b"upgrade", b"connection")]
+        lines = [b"%s %s HTTP/1.1" % (method, self.url), *(b"%s: %s" % pair for pair in kept)]
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+
     def _await_headers(self) -> None:
-        if self._header_timer is None:
-            self._header_timer = self.loop.call_later(
-                self._bounds.header_timeout_s, self._give_up_headers
-            )
+        if "headers" not in self._timers:
+            self._later("headers", self._bounds.header_timeout_s, self._give_up_headers)
 
     def _give_up_headers(self) -> None:
-        self._header_timer = None
-        if self.is_answering:  # an earlier request of this connection has its own bounds
+        self._cancel("headers")
+        if self._is_answering:  # an earlier request of this connection has its own bounds
             self._await_headers()
-        elif self._header_bytes:
+        elif self._is_begun:
             rule = f"the headers must come within {self._bounds.header_timeout_s:g} s"
             self._refuse(ApiError(408, rule, code="header_timeout"))
         else:
@@ -128,26 +158,44 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Say why, unless that would land in the middle of another answer; and hang up."""
-        if not (self.is_answering or self.transport.is_closing()):
-            body = orjson.dumps(error.body())
-            headers = {
-                "content-type": "application/json",
-                "content-length": str(len(body)),
-                "connection": "close",
-                **error.headers,
-            }
-            head = [STATUS_LINE[error.status]]
-            head += [b"%s: %s\r\n" % pair for pair in self.server_state.default_headers]
-            head += [f"{name}: {value}\r\n".encode("latin-1") for name, value in headers.items()]
-            self.transport.write(b"".join([*head, b"\r\n", body]))
+        if self._is_over:
+            return
         self._cancel_timers()
-        self.transport.close()
+        if self._is_answering or not self.transport.can_write_eof():
+            if not self._is_answering:
+                self.transport.write(self._written(error))
+            self.transport.close()
+            return
+        self._refused_bytes = 0
+        self.transport.write(self._written(error))
+        self.transport.write_eof()
+        self._later("linger", LINGER_S, self.transport.abort)
+
+    def _written(self, error: ApiError) -> bytes:
+        body = orjson.dumps(error.body())
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+            **error.headers,
+        }
+        head = [STATUS_LINE[error.status]]
+        head += [b"%s: %s\r\n" % pair for pair in self.server_state.default_headers]
+        head += [f"{name}: {value}\r\n".encode("latin-1") for name, value in headers.items()]
+        return b"".join([*head, b"\r\n", body])
+
+    def _later(self, name: str, delay_s: float, call: Callable[[], object]) -> None:
+        self._cancel(name)
+        self._timers[name] = self.loop.call_later(delay_s, call)
+
+    def _cancel(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
 
     def _cancel_timers(self) -> None:
-        for timer in (self._header_timer, self._write_timer):
-            if timer is not None:
-                timer.cancel()
-        self._header_timer = self._write_timer = None
+        for name in list(self._timers):
+            self._cancel(name)
         self._unset_keepalive_if_required()
 
 
