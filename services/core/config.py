@@ -19,9 +19,11 @@ from typing import Any, NamedTuple, get_type_hints
 import orjson
 
 from services.core.errors import InvalidArgument, Violation
-from services.core.settings import MeshConfig, Rule
+from services.core.redis_url import HIDDEN, hides_password, without_password
+from services.core.settings import REDIS_URL, MeshConfig, Rule
 
 AT_START = "is read at start: change it in the configuration file and restart"
+HAS_NO_PASSWORD = f"has {HIDDEN} where its password was hidden: write the password"
 # Of a key for which a setting of a similar name is looked for.
 MAX_KEY_CHARACTERS = 128
 
@@ -34,18 +36,16 @@ class Snapshot(NamedTuple):
 
 
 def parse(document: Mapping[str, Any]) -> MeshConfig:
-    """The configuration that a nested mapping (TOML, JSON) describes.
+    """The configuration that a nested mapping (TOML, JSON) of somebody's describes.
 
     Raises InvalidArgument naming every unknown key and every value out of bounds.
     """
-    violations: list[Violation] = []
-    config = _build(MeshConfig, document, "", violations)
-    if not violations:
-        assert isinstance(config, MeshConfig)
-        violations += _check_together(config)
+    config = _parse(document)
+    violations = [
+        Violation(key, HAS_NO_PASSWORD) for key, url in _redis_urls(config) if hides_password(url)
+    ]
     if violations:
         raise InvalidArgument(violations, reason="INVALID_CONFIG")
-    assert isinstance(config, MeshConfig)
     return config
 
 
@@ -97,22 +97,36 @@ def to_json(config: MeshConfig) -> str:
 
 
 def without_passwords(config: MeshConfig) -> MeshConfig:
-    """For whoever asks: what the URLs in it hold of passwords is hidden."""
-    changed = {
-        # A password may have any character, an @ too.
-        key: re.sub(r"^(\w+://[^:/]*):.*@", r"\1:***@", value) if key.endswith("_url") else value
-        for key, value in flatten(config).items()
-    }
-    return parse(nest(changed))
+    """For whoever asks: passwords in it are hidden."""
+    hidden = {key: without_password(url) for key, url in _redis_urls(config)}
+    return _parse(nest({**flatten(config), **hidden}))
 
 
 def from_json(text: str) -> MeshConfig:
-    return parse(orjson.loads(text))
+    """What `to_json` gave, be it of what `without_passwords` gave."""
+    return _parse(orjson.loads(text))
 
 
 def settings() -> Iterator[tuple[str, Rule]]:
     """Every dotted key and its rule, in the order of the declarations."""
     return _settings(MeshConfig, "")
+
+
+def _redis_urls(config: MeshConfig) -> Iterator[tuple[str, str]]:
+    values = flatten(config)
+    return ((key, values[key]) for key, rule in settings() if rule.form is REDIS_URL)
+
+
+def _parse(document: Mapping[str, Any]) -> MeshConfig:
+    violations: list[Violation] = []
+    config = _build(MeshConfig, document, "", violations)
+    if not violations:
+        assert isinstance(config, MeshConfig)
+        violations += _check_together(config)
+    if violations:
+        raise InvalidArgument(violations, reason="INVALID_CONFIG")
+    assert isinstance(config, MeshConfig)
+    return config
 
 
 def _settings(cls: Any, prefix: str) -> Iterator[tuple[str, Rule]]:
@@ -151,7 +165,8 @@ def _build(cls: Any, document: Mapping[str, Any], prefix: str, violations: list[
         elif isinstance(value, Mapping):
             values[key] = _build(hints[key], value, f"{path}.", violations)
         else:
-            violations.append(Violation(path, f"must be a table of settings; got {_show(value)}"))
+            # What else it is may hold a password.
+            violations.append(Violation(path, "must be a table of settings"))
     return cls(**values)
 
 
@@ -183,7 +198,9 @@ def _check(value: Any, kind: type[Any], rule: Rule, path: str, violations: list[
     ):
         problem = f"must be in [{rule.low:.15g}, {rule.high:.15g}]"
     if problem:
-        violations.append(Violation(path, f"{problem}; got {_show(value)}"))
+        # A URL may hold a password.
+        got = "" if rule.form else f"; got {_show(value)}"
+        violations.append(Violation(path, f"{problem}{got}"))
     return value
 
 
