@@ -41,7 +41,9 @@ class Arena:
         self.capacity_bytes = capacity_bytes
         self.layout = ArenaLayout(0, 0)
         self._slots = self._memory.array.reshape(1, -1)
-        self._generations: list[int] = []
+        # Of all slots there ever were: no two places are the same.
+        self._last_generation = 0
+        self._generations: dict[int, int] = {}
 
     @property
     def fd(self) -> int:
@@ -52,14 +54,11 @@ class Arena:
         return self.layout.slot_bytes > 0
 
     def lay_out(self, num_bytes: int) -> None:
-        """For blocks of this size, from now on. Only while no slot is in use.
-
-        Generations go on from the highest: a place in an older layout is never met again.
-        """
-        highest = max(self._generations, default=0)
+        """For blocks of this size, from now on. Only while no slot is in use."""
+        assert self.has_room_for(num_bytes)
         self.layout = ArenaLayout.for_blocks(num_bytes, self.capacity_bytes)
         self._slots = self.layout.arena(self._memory.array)
-        self._generations = [highest] * self.layout.num_slots
+        self._generations = {}
 
     def has_room_for(self, num_bytes: int) -> bool:
         return ArenaLayout.for_blocks(num_bytes, self.capacity_bytes).num_slots > 0
@@ -70,8 +69,9 @@ class Arena:
 
     def begin(self, slot: int) -> Place:
         """Nothing lies in the slot from now on; whoever still reads it will notice."""
-        self._generations[slot] += 1
-        clear_header(self._slots, slot, self._generations[slot])
+        self._last_generation += 1
+        self._generations[slot] = self._last_generation
+        clear_header(self._slots, slot, self._last_generation)
         return self.place(slot)
 
     def place(self, slot: int) -> Place:

@@ -50,8 +50,10 @@ class BlockIndex:
         self._policy = new_policy(num_slots)
         # Of tenants that have come to their share: they push out blocks of their own.
         self._own_policies: dict[str, EvictionPolicy] = {}
+        # Slots are taken in order, the first time.
+        self._num_taken = 0
         # A slot that was given back is used last: a writer that was cut off may still write.
-        self._free = deque(range(num_slots))
+        self._given_back: deque[int] = deque()
         self._entries: dict[bytes, Entry] = {}
         self._children: dict[bytes, dict[bytes, None]] = {}
         self._num_reserved = 0
@@ -125,7 +127,7 @@ class BlockIndex:
             return None
         if not self._make_room(tenant, now_s, spare):
             return None
-        slot = self._free.popleft()
+        slot = self._free_slot()
         self._entries[key] = Entry(slot, tenant, parent, now_s)
         self._children.setdefault(parent, {})[key] = None
         self._slots_of[tenant] += 1
@@ -153,7 +155,7 @@ class BlockIndex:
         entry = self._entries[key]
         assert entry.record is None
         self._num_reserved -= 1
-        return self._free_slot(key, entry)
+        return self._give_back(key, entry)
 
     def drop(self, key: bytes) -> int:
         """Remove a block. Returns its slot."""
@@ -178,7 +180,8 @@ class BlockIndex:
 
     def check_integrity(self) -> None:
         used = [entry.slot for entry in self._entries.values()]
-        assert sorted([*used, *self._free]) == list(range(self.num_slots))
+        assert sorted([*used, *self._given_back]) == list(range(self._num_taken))
+        assert self._num_taken <= self.num_slots
         reserved = sum(entry.record is None for entry in self._entries.values())
         assert reserved == self._num_reserved
         assert self._slots_of == Counter(entry.tenant for entry in self._entries.values())
@@ -198,7 +201,7 @@ class BlockIndex:
         """For one more block of the tenant."""
         num_over = 1 + self._slots_of[tenant] - self._most_slots
         if num_over <= 0 or self._most_slots == self.num_slots:
-            return bool(self._free) or self._evict_one(self._policy, now_s, spare)
+            return self._has_free_slot or self._evict_one(self._policy, now_s, spare)
         for _ in range(min(num_over, MAX_EVICTED_FOR_ONE)):
             if not self._evict_one(self._own_policy(tenant), now_s, spare):
                 return False
@@ -234,14 +237,19 @@ class BlockIndex:
         return False
 
     def _leaf(self, key: bytes, seen: set[bytes]) -> bytes | None:
-        """The end of a chain through `key`; None when it is not written yet, or was seen."""
+        """The end of a chain through `key`; None when it is not written yet, or was seen.
+
+        Of a ring, which writers of contrary chains make, any block is an end.
+        """
+        walked = set()
         while key not in seen:
             seen.add(key)
+            walked.add(key)
             children = self._children.get(key)
             if not children:
                 return key if self.find(key) is not None else None
             key = next(iter(children))
-        return None
+        return key if key in walked and self.find(key) is not None else None
 
     def _forget_leases(self, now_s: float) -> None:
         while self._leases:
@@ -257,9 +265,19 @@ class BlockIndex:
             policy.remove(key, evicted=evicted)
         self._leases.pop(key, None)
         self._prefixes.remove(entry.record.block.prefix_key)
-        return self._free_slot(key, entry)
+        return self._give_back(key, entry)
 
-    def _free_slot(self, key: bytes, entry: Entry) -> int:
+    @property
+    def _has_free_slot(self) -> bool:
+        return self._num_taken < self.num_slots or bool(self._given_back)
+
+    def _free_slot(self) -> int:
+        if self._num_taken < self.num_slots:
+            self._num_taken += 1
+            return self._num_taken - 1
+        return self._given_back.popleft()
+
+    def _give_back(self, key: bytes, entry: Entry) -> int:
         del self._entries[key]
         siblings = self._children[entry.parent]
         del siblings[key]
@@ -270,5 +288,5 @@ class BlockIndex:
             del self._slots_of[entry.tenant]
         if 2 * self._slots_of[entry.tenant] < self._most_slots:
             self._own_policies.pop(entry.tenant, None)
-        self._free.append(entry.slot)
+        self._given_back.append(entry.slot)
         return entry.slot

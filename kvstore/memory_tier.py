@@ -30,36 +30,30 @@ class MemoryTier:
         self.incarnation = uuid.uuid4().hex
         self._policy = POLICIES[policy]
         self._max_tenant_share = max_tenant_share
-        self._lay_out_index()
+        self.index = self._new_index()
         self.feed = KeyFeed(self.index.prefix_keys, self.incarnation)
 
     def set_tenant_share(self, share: float) -> None:
         self._max_tenant_share = self.index.max_tenant_share = share
 
-    def takes(self, num_bytes: int) -> bool:
-        """Whether blocks of this size fit: any do while none is here or on its way."""
-        if self.arena.takes(num_bytes):
-            return True
-        if not self.arena.has_room_for(num_bytes) or not self.index.is_empty:
-            return False
-        self.tell()
-        self.arena.lay_out(num_bytes)
-        self._lay_out_index()
-        self.feed.keys = self.index.prefix_keys
-        return True
-
     def reserve(
         self, block: Block, parent: bytes, tenant: str, spare: Collection[bytes] = ()
     ) -> Place | None:
-        """A place for a block that is to come; None, and counted, when there is none."""
-        if not self.takes(block.num_bytes):
+        """A place for a block that is to come; None, and counted, when there is none.
+
+        Blocks here are of one size: any size is taken while none is here or on its way.
+        """
+        num_bytes, arena = block.num_bytes, self.arena
+        if not arena.takes(num_bytes) and self.index.is_empty and arena.has_room_for(num_bytes):
+            self._lay_out(num_bytes)
+        if not arena.takes(num_bytes):
             self.counters.rejected["slot_size"] += 1
             return None
         slot = self.index.reserve(block.storage_key, parent, tenant, time.monotonic(), spare)
         if slot is None:
             self.counters.rejected["no_room"] += 1
             return None
-        return self.arena.begin(slot)
+        return arena.begin(slot)
 
     def publish(self, records: Sequence[Record]) -> None:
         """Reserved blocks whose bytes have been verified."""
@@ -71,6 +65,12 @@ class MemoryTier:
     def release(self, key: bytes) -> None:
         """Give a reserved place back. Its slot is used again after all others."""
         self.index.release(key)
+
+    def make_way(self, block: Block) -> None:
+        """Drop what lies under this block's key and is another one: nobody can be given it."""
+        entry = self.index.find(block.storage_key)
+        if entry is not None and entry.record is not None and entry.record.block != block:
+            self.reject(block.storage_key, difference(entry.record.block, block))
 
     def find(self, key: bytes, chain_index: int, wanted: Wanted) -> Record | None:
         """A block that is here and is what is wanted, its bytes aside.
@@ -143,6 +143,14 @@ class MemoryTier:
         self.feed.close()
         self.arena.close()
 
-    def _lay_out_index(self) -> None:
+    def _lay_out(self, num_bytes: int) -> None:
+        assert self.index.is_empty
+        # What has gone and is not told yet, only this index knows.
+        self.tell()
+        self.arena.lay_out(num_bytes)
+        self.index = self._new_index()
+        self.feed.keys = self.index.prefix_keys
+
+    def _new_index(self) -> BlockIndex:
         num_slots = self.arena.layout.num_slots
-        self.index = BlockIndex(num_slots, self._policy, max_tenant_share=self._max_tenant_share)
+        return BlockIndex(num_slots, self._policy, max_tenant_share=self._max_tenant_share)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
-from services.core.settings import KvStoreSettings
+from services.core.settings import REDIS_URL, KvStoreSettings
 from services.runtime.startup import StartupError
 
 DEFAULT_PORT = 6379
@@ -29,7 +30,7 @@ class RedisAddress:
 
     def __str__(self) -> str:
         if self.path:
-            return f"unix://{self.path}"
+            return f"unix://{quote(self.path)}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'rediss' if self.tls else 'redis'}://{host}:{self.port}/{self.db}"
 
@@ -75,38 +76,25 @@ def address_of(settings: KvStoreSettings) -> RedisAddress:
 
 
 def parse_url(url: str) -> RedisAddress:
-    """redis://, rediss:// (TLS) or unix://. Raises StartupError, which does not show the URL:
-    a password with a stray "/" or "#" may stand anywhere in it."""
+    """Of the form REDIS_URL. Raises StartupError, which does not show the URL: a password
+    with a stray "/" or "#" may stand anywhere in it."""
+    if not url or re.fullmatch(REDIS_URL.pattern, url) is None:
+        raise StartupError(f"kvstore.redis_url must be {REDIS_URL.words}")
     try:
         parts = urlsplit(url)
-        port = parts.port
+        host, port = parts.hostname or "", parts.port or DEFAULT_PORT
     except ValueError:
-        raise _malformed("host and port cannot be read") from None
+        raise StartupError("kvstore.redis_url: host or port cannot be read") from None
     username, password = unquote(parts.username or ""), unquote(parts.password or "")
-    if parts.query or parts.fragment:
-        raise _malformed("options after ? or # are settings of their own")
-    if parts.scheme == "unix" and parts.path:
+    if parts.scheme == "unix":
         return RedisAddress(path=unquote(parts.path), username=username, password=password)
-    db = parts.path.strip("/")
-    if parts.scheme not in ("redis", "rediss") or not parts.hostname:
-        raise _malformed("")
-    if db and not (db.isascii() and db.isdecimal()):
-        raise _malformed("the path must be a database number")
     return RedisAddress(
-        host=parts.hostname,
-        port=port or DEFAULT_PORT,
-        db=int(db or 0),
+        host=host,
+        port=port,
+        db=int(parts.path.strip("/") or 0),
         tls=parts.scheme == "rediss",
         username=username,
         password=password,
-    )
-
-
-def _malformed(why: str) -> StartupError:
-    return StartupError(
-        "kvstore.redis_url must be redis://host:port/db, rediss://host:port/db or unix:///path,"
-        " with user:password@ before the host if need be and %XX for special characters"
-        + (f": {why}" if why else "")
     )
 
 

@@ -12,7 +12,7 @@ from kvstore.store import KvStore, Selection
 from kvstore.tier2 import Tier2Stats, Wanted
 from kvstore.writer import Finished, NewBlock, Reservation, State, Writer
 from services.core.errors import InvalidArgument
-from services.core.keys import join_keys, split_keys, storage_key
+from services.core.keys import KEY_BYTES, join_keys, split_keys, storage_key
 from services.core.kvblocks import CHECKSUM_BYTES, MAX_FINGERPRINT_BYTES, Block
 from services.runtime.changes import KeysChange, KeysEvent
 from services.runtime.interceptor import Context
@@ -20,6 +20,8 @@ from services.runtime.protocol import MAX_TENANT_CHARACTERS
 
 # Of the time until a caller's deadline, which is what the blocks are worth to it.
 L2_SHARE = 0.25
+# In one message: nothing else runs while places are reserved.
+MAX_HEADERS = 4096
 
 _STATES = {
     State.RESERVED: kvstore_pb2.RESERVATION_STATE_RESERVED,
@@ -138,6 +140,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
 
 def _reserve(writer: Writer, reserve: kvstore_pb2.Reserve) -> kvstore_pb2.PutResponse:
     chain = _chain("reserve.chain", reserve.chain)
+    _check_headers(reserve, len(chain))
     new = [_new_block(header, chain) for header in reserve.headers]
     largest = max((each.block.num_bytes for each in new), default=0)
     if not reserve.mapped and largest > MAX_SENT_BYTES:
@@ -154,6 +157,17 @@ def _reserve(writer: Writer, reserve: kvstore_pb2.Reserve) -> kvstore_pb2.PutRes
     )
 
 
+def _check_headers(reserve: kvstore_pb2.Reserve, length: int) -> None:
+    most = min(length, MAX_HEADERS)
+    if len(reserve.headers) > most:  # before any work for each
+        raise InvalidArgument.of(
+            "reserve.headers",
+            f"must be at most {most}, for a chain of {length}; got {len(reserve.headers)}",
+        )
+    if len({header.index for header in reserve.headers}) < len(reserve.headers):
+        raise InvalidArgument.of("reserve.headers.index", "must not be there twice")
+
+
 def _reservation_to_proto(block: Block, made: Reservation) -> kvstore_pb2.Reservation:
     place = None
     if made.place is not None:
@@ -165,6 +179,10 @@ def _reservation_to_proto(block: Block, made: Reservation) -> kvstore_pb2.Reserv
 
 def _new_block(header: kvstore_pb2.BlockHeader, chain: Sequence[bytes]) -> NewBlock:
     """A block says what it is, and cannot lie about its key: that is a hash of the rest."""
+    if len(header.prefix_key) != KEY_BYTES:
+        raise InvalidArgument.of(
+            "reserve.headers.prefix_key", f"must be {KEY_BYTES} bytes; got {len(header.prefix_key)}"
+        )
     _check_fingerprint("reserve.headers.fingerprint", header.fingerprint)
     if header.storage_key != storage_key(header.prefix_key, header.fingerprint):
         raise InvalidArgument.of(
@@ -224,7 +242,7 @@ def _check_fingerprint(field: str, fingerprint: bytes) -> None:
 
 
 def _chain(field: str, joined: bytes) -> list[bytes]:
-    """Of distinct keys: a block that comes before itself could never be evicted."""
+    """Keys of a chain's blocks, each another: longer prefixes have other keys."""
     keys = _keys(field, joined)
     if len(set(keys)) < len(keys):
         raise InvalidArgument.of(field, "must not have a key twice")

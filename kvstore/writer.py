@@ -29,7 +29,7 @@ SAME_PROMPT_S = 10.0
 
 class State(Enum):
     RESERVED = "reserved"
-    # It is here, or another writer is bringing it.
+    # It is here, or another writer is bringing one of its key.
     PRESENT = "present"
     REFUSED = "refused"
 
@@ -126,6 +126,7 @@ class Writer:
         self, block: Block, tenant: str, chain: Sequence[bytes], spare: frozenset[bytes]
     ) -> Reservation:
         key = block.storage_key
+        self._tier.make_way(block)
         if key in self._tier.index:
             return Reservation(State.PRESENT)
         if len(self._reserved) >= self._max_reserved:

@@ -24,7 +24,9 @@ from worker.sending import BlockSender
 from worker.sources import KvSources
 from worker.stream import TokenStream
 
-_TRANSPORTS = tuple(worker_pb2.KvTransport.values())[1:]
+_TRANSPORTS = tuple(
+    sorted({*worker_pb2.KvTransport.values()} - {worker_pb2.KV_TRANSPORT_UNSPECIFIED})
+)
 
 
 async def serve_prefill(

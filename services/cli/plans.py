@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 from services.cli import local_redis
 from services.cli.logs import RunLogs
@@ -102,5 +103,5 @@ def _with_redis(config: MeshConfig, directory: Path) -> tuple[MeshConfig, Path |
         )
         return config, None
     socket_path = local_redis.socket_in(directory)
-    changed = {**flatten(config), "kvstore.redis_url": f"unix://{socket_path}"}
+    changed = {**flatten(config), "kvstore.redis_url": f"unix://{quote(str(socket_path))}"}
     return parse(nest(changed)), socket_path

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple, cast
-from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -129,8 +128,3 @@ class RedisRecords:
 
     async def _run(self, script: str, *arguments: str | int) -> Any:
         return await self._redis.eval(script, 1, CONFIG_KEY, *arguments)
-
-
-def without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -29,12 +29,12 @@ from services.control.redis_records import (
     FAILURES,
     RedisRecords,
     StoredConfig,
-    without_password,
 )
 from services.control.state import FIRST_GENERATION, Members
 from services.control.store import Listener, changed_meanwhile
 from services.core.config import Snapshot, from_json, to_json
 from services.core.errors import InvalidArgument, Unavailable
+from services.core.redis_url import without_password
 from services.core.settings import MeshConfig
 from services.runtime.logs import event
 from services.runtime.startup import StartupError
@@ -57,8 +57,10 @@ class RedisStore:
             self._records = RedisRecords(
                 url, replica_id=secrets.token_hex(8), members_ttl_s=MEMBERS_TTL_S
             )
-        except ValueError as error:
-            raise StartupError(f"control.redis_url: {self._place}: {error}") from error
+        except ValueError:  # which may show a password
+            raise StartupError(
+                f"control.redis_url: {self._place}: host or port cannot be read"
+            ) from None
         self._stored = StoredConfig(FIRST_GENERATION, to_json(config))
         self._snapshot = Snapshot(FIRST_GENERATION, config)
         self._listener: Listener | None = None

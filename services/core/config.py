@@ -19,12 +19,14 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import orjson
 
 from services.core.errors import InvalidArgument, Violation
-from services.core.settings import Form, MeshConfig, Rule
+from services.core.redis_url import HIDDEN, hides_password, without_password
+from services.core.settings import REDIS_URL, Form, MeshConfig, Rule
 
 # Stands for any name, where a table has sections by name: tenants.NAME.salt.
 ANY_NAME = "NAME"
 NAME_FORM = Form(r"[A-Za-z0-9_-]{1,64}", "1 to 64 letters, digits, - or _")
 AT_START = "is read at start: change it in the configuration file and restart"
+HAS_NO_PASSWORD = f"has {HIDDEN} where its password was hidden: write the password"
 # Of a key for which a setting of a similar name is looked for.
 MAX_KEY_CHARACTERS = 128
 
@@ -37,18 +39,16 @@ class Snapshot(NamedTuple):
 
 
 def parse(document: Mapping[str, Any]) -> MeshConfig:
-    """The configuration that a nested mapping (TOML, JSON) describes.
+    """The configuration that a nested mapping (TOML, JSON) of somebody's describes.
 
     Raises InvalidArgument naming every unknown key and every value out of bounds.
     """
-    violations: list[Violation] = []
-    config = _build(MeshConfig, document, "", violations)
-    if not violations:
-        assert isinstance(config, MeshConfig)
-        violations += _check_together(config)
+    config = _parse(document)
+    violations = [
+        Violation(key, HAS_NO_PASSWORD) for key, url in _redis_urls(config) if hides_password(url)
+    ]
     if violations:
         raise InvalidArgument(violations, reason="INVALID_CONFIG")
-    assert isinstance(config, MeshConfig)
     return config
 
 
@@ -104,17 +104,14 @@ def to_json(config: MeshConfig) -> str:
 
 
 def without_passwords(config: MeshConfig) -> MeshConfig:
-    """For whoever asks: what the URLs in it hold of passwords is hidden."""
-    changed = {
-        # A password may have any character, an @ too.
-        key: re.sub(r"^(\w+://[^:/]*):.*@", r"\1:***@", value) if key.endswith("_url") else value
-        for key, value in flatten(config).items()
-    }
-    return parse(nest(changed))
+    """For whoever asks: passwords in it are hidden."""
+    hidden = {key: without_password(url) for key, url in _redis_urls(config)}
+    return _parse(nest({**flatten(config), **hidden}))
 
 
 def from_json(text: str) -> MeshConfig:
-    return parse(orjson.loads(text))
+    """What `to_json` gave, be it of what `without_passwords` gave."""
+    return _parse(orjson.loads(text))
 
 
 def settings() -> Iterator[tuple[str, Rule]]:
@@ -130,6 +127,23 @@ def defaults() -> dict[str, Any]:
         if _has_names(hint)
     }
     return flatten(dataclasses.replace(MeshConfig(), **named))
+
+
+def _redis_urls(config: MeshConfig) -> Iterator[tuple[str, str]]:
+    values = flatten(config)
+    return ((key, values[key]) for key, rule in settings() if rule.form is REDIS_URL)
+
+
+def _parse(document: Mapping[str, Any]) -> MeshConfig:
+    violations: list[Violation] = []
+    config = _build(MeshConfig, document, "", violations)
+    if not violations:
+        assert isinstance(config, MeshConfig)
+        violations += _check_together(config)
+    if violations:
+        raise InvalidArgument(violations, reason="INVALID_CONFIG")
+    assert isinstance(config, MeshConfig)
+    return config
 
 
 def _settings(cls: Any, prefix: str) -> Iterator[tuple[str, Rule]]:
@@ -218,7 +232,8 @@ def _build(cls: Any, document: Mapping[str, Any], prefix: str, violations: list[
         if "rule" in item.metadata:
             values[key] = _check(value, hint, item.metadata["rule"], path, violations)
         elif not isinstance(value, Mapping):
-            violations.append(Violation(path, f"must be a table of settings; got {_show(value)}"))
+            # What else it is may hold a password.
+            violations.append(Violation(path, "must be a table of settings"))
         elif _has_names(hint):
             values[key] = _build_named(_section_class(hint), value, path, violations)
         else:
@@ -235,7 +250,8 @@ def _build_named(
         if not re.fullmatch(NAME_FORM.pattern, name):
             violations.append(Violation(path, f"must be named with {NAME_FORM.words}"))
         elif not isinstance(value, Mapping):
-            violations.append(Violation(path, f"must be a table of settings; got {_show(value)}"))
+            # What else it is may hold a password.
+            violations.append(Violation(path, "must be a table of settings"))
         else:
             sections[name] = _build(cls, value, f"{path}.", violations)
     return sections
@@ -278,7 +294,9 @@ def _check(value: Any, kind: type[Any], rule: Rule, path: str, violations: list[
     ):
         problem = f"must be in [{rule.low:.15g}, {rule.high:.15g}]"
     if problem:
-        violations.append(Violation(path, f"{problem}; got {_show(value)}"))
+        # A URL may hold a password.
+        got = "" if rule.form else f"; got {_show(value)}"
+        violations.append(Violation(path, f"{problem}{got}"))
     return value
 
 

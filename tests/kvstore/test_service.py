@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
 import grpc
 import numpy as np
@@ -9,6 +11,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from firsttoken.kvstore.v1 import kvstore_pb2
+from kvstore.eviction import POLICIES
 from services.core.keys import split_keys
 from services.core.kvblocks import Bytes, checksum, copy_block, payload
 from services.runtime.changes import MAX_BACKLOG
@@ -18,6 +21,7 @@ from tests.kvstore.blocks import (
     PRESENT,
     REFUSED,
     RESERVED,
+    Chain,
     Client,
     commit_request,
     header_of,
@@ -473,6 +477,9 @@ async def test_eviction_by_hand_needs_a_selection() -> None:
     [
         ("reserve.headers.storage_key", {"storage_key": b"x" * 32}),
         ("reserve.headers.storage_key", {"prefix_key": b"x" * 32}),
+        ("reserve.headers.prefix_key", {"prefix_key": b""}),
+        ("reserve.headers.prefix_key", {"prefix_key": b"x" * 31}),
+        ("reserve.headers.prefix_key", {"prefix_key": b"x" * 33}),
         ("reserve.headers.fingerprint", {"fingerprint": b""}),
         ("reserve.headers.fingerprint", {"fingerprint": b"f" * 65}),
         ("reserve.headers.index", {"index": 1}),
@@ -499,6 +506,79 @@ async def test_a_header_that_makes_no_sense_is_refused_by_name(
             await call.read()
 
     assert _fields(caught.value) == [field]
+
+
+async def test_another_split_of_the_same_key_is_refused() -> None:
+    """The key hashes the prefix key and the fingerprint, one after the other."""
+    chain = make_chain("a", 1)
+    request = reserve_request(chain)
+    header = request.reserve.headers[0]
+    header.fingerprint = header.prefix_key[31:] + header.fingerprint
+    header.prefix_key = header.prefix_key[:31]
+    async with running() as (_, client, _):
+        call = client.stub.Put()
+        await call.write(request)
+        with pytest.raises(grpc.aio.AioRpcError, match="must be 32 bytes; got 31"):
+            await call.read()
+
+
+@pytest.mark.parametrize(
+    ("indices", "length", "field", "message"),
+    [
+        ([0, 0], 1, "reserve.headers", "must be at most 1, for a chain of 1; got 2"),
+        ([1, 1], 2, "reserve.headers.index", "must not be there twice"),
+        ([0] * 5000, 5000, "reserve.headers", "at most 4096, for a chain of 5000; got 5000"),
+    ],
+    ids=["more than the chain has", "twice", "too many"],
+)
+async def test_a_writer_names_each_block_of_the_chain_once_at_most(
+    indices: list[int], length: int, field: str, message: str
+) -> None:
+    chain = make_chain("a", length, num_bytes=1)
+    async with running() as (_, client, _):
+        call = client.stub.Put()
+        await call.write(reserve_request(chain, indices))
+        with pytest.raises(grpc.aio.AioRpcError, match=message) as caught:
+            await call.read()
+        await nothing_reserved(client)
+
+    assert _fields(caught.value) == [field]
+
+
+@pytest.mark.parametrize(
+    "change", [{"num_bytes": NUM_BYTES - 1}, {"index": 1}, {"num_tokens": 1}], ids=str
+)
+async def test_a_block_under_the_key_of_another_heals_when_that_is_put(
+    change: dict[str, Any],
+) -> None:
+    chain, other = make_chain("a", 1), make_chain("b", 1)
+    wrong = replace(chain.blocks[0], **change)
+    squatter = Chain(
+        (*other.blocks[: wrong.index], wrong),
+        (*other.datas[: wrong.index], bytes(wrong.num_bytes)),
+    )
+    async with running() as (_, client, _):
+        await client.put(squatter)
+
+        assert await client.put(chain) == 1
+        assert await client.datas(chain) == list(chain.datas)
+        assert await client.put(chain) == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_chains_that_are_each_others_reverse_do_not_fill_the_store(policy: str) -> None:
+    async with running(num_slots=8, policy=policy) as (_, client, _):
+        for number in range(4):
+            forth = make_chain(f"{number}", 2)
+            back = Chain(
+                tuple(replace(b, index=i) for i, b in enumerate(forth.blocks[::-1])),
+                forth.datas[::-1],
+            )
+            await client.put(forth, [1])
+            await client.put(back, [1])
+        assert (await client.stats()).l1.num_blocks == 8
+
+        assert await client.put(make_chain("a", 2)) == 2
 
 
 async def test_a_chain_that_has_a_key_twice_is_refused_by_name() -> None:

@@ -28,7 +28,7 @@ class _ReservationStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Rese
     RESERVATION_STATE_UNSPECIFIED: _ReservationState.ValueType  # 0
     RESERVATION_STATE_RESERVED: _ReservationState.ValueType  # 1
     RESERVATION_STATE_PRESENT: _ReservationState.ValueType  # 2
-    """It is here already, or another call is bringing it."""
+    """It is here already, or another call is bringing one of its key."""
     RESERVATION_STATE_REFUSED: _ReservationState.ValueType  # 3
     """No room for this tenant, or the block is of another size."""
 
@@ -37,7 +37,7 @@ class ReservationState(_ReservationState, metaclass=_ReservationStateEnumTypeWra
 RESERVATION_STATE_UNSPECIFIED: ReservationState.ValueType  # 0
 RESERVATION_STATE_RESERVED: ReservationState.ValueType  # 1
 RESERVATION_STATE_PRESENT: ReservationState.ValueType  # 2
-"""It is here already, or another call is bringing it."""
+"""It is here already, or another call is bringing one of its key."""
 RESERVATION_STATE_REFUSED: ReservationState.ValueType  # 3
 """No room for this tenant, or the block is of another size."""
 Global___ReservationState: _TypeAlias = ReservationState  # noqa: Y015
@@ -78,8 +78,9 @@ class BlockHeader(_message.Message):
     CHECKSUM_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     storage_key: _builtins.bytes
-    """32 bytes."""
+    """32 bytes: the hash of prefix_key and fingerprint."""
     prefix_key: _builtins.bytes
+    """32 bytes."""
     fingerprint: _builtins.bytes
     """Of engine, weights, KV layout and dtype."""
     index: _builtins.int
@@ -204,7 +205,7 @@ class GetRequest(_message.Message):
     num_bytes: _builtins.int
     @_builtins.property
     def indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Blocks of the chain, in the order wanted."""
+        """Blocks of the chain, in the order wanted, each once."""
 
     def __init__(
         self,
@@ -297,7 +298,9 @@ class Reserve(_message.Message):
     mapped: _builtins.bool
     """The caller has mapped the arena and writes there. Otherwise it sends bytes."""
     @_builtins.property
-    def headers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockHeader]: ...
+    def headers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockHeader]:
+        """Blocks of the chain, each once; at most 4096 in one message."""
+
     def __init__(
         self,
         *,
@@ -566,7 +569,9 @@ class GetStatsResponse(_message.Message):
     def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantStats]: ...
     @_builtins.property
     def rejected(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Blocks that did not verify, by reason."""
+        """Blocks that did not verify, were not those wanted, or were not taken, by reason;
+        reasons of L2 begin with l2_.
+        """
 
     def __init__(
         self,

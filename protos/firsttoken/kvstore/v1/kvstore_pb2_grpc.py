@@ -92,7 +92,8 @@ class KvStoreServiceServicer(object):
 
     def Put(self, request_iterator, context):
         """Put takes blocks in two phases: reserve places, fill them, commit. What is
-        reserved and not committed when the call ends is free again.
+        reserved and not committed when the call ends is free again. A block here that has
+        the key of a new one, and another index, num_tokens or num_bytes, gives way to it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

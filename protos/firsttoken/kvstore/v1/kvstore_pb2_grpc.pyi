@@ -27,7 +27,8 @@ class KvStoreServiceStub:
     """
     Put: _aio.StreamStreamMultiCallable[_kvstore_pb2.PutRequest, _kvstore_pb2.PutResponse]
     """Put takes blocks in two phases: reserve places, fill them, commit. What is
-    reserved and not committed when the call ends is free again.
+    reserved and not committed when the call ends is free again. A block here that has
+    the key of a new one, and another index, num_tokens or num_bytes, gives way to it.
     """
     Watch: _aio.UnaryStreamMultiCallable[_kvstore_pb2.WatchRequest, _kvstore_pb2.WatchResponse]
     """Watch streams what enters and leaves L1, after a snapshot."""
@@ -66,7 +67,8 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_abc.AsyncIterator[_kvstore_pb2.PutRequest], _abc.AsyncIterator[_kvstore_pb2.PutResponse]],
     ) -> _abc.AsyncIterator[_kvstore_pb2.PutResponse]:
         """Put takes blocks in two phases: reserve places, fill them, commit. What is
-        reserved and not committed when the call ends is free again.
+        reserved and not committed when the call ends is free again. A block here that has
+        the key of a new one, and another index, num_tokens or num_bytes, gives way to it.
         """
 
     @_abc_1.abstractmethod
