@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from services.core.settings import GatewaySettings
-from services.gateway.schemas import Schema, components, ref
+from services.gateway.json_schema import Schema, ref
+from services.gateway.schemas import components
 from services.gateway.served import Served
 
 _ERRORS = {

@@ -40,8 +40,7 @@ class Edge(NamedTuple):
         return answer
 
     async def refused(self, path: str, body: Any, **headers: Any) -> Refused:
-        response = await self.http.post(path, json=body, headers=headers)
-        return Refused(response.status_code, **response.json()["error"], headers=response.headers)
+        return refusal(await self.http.post(path, json=body, headers=headers))
 
     async def chunks(self, path: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Of a stream that ends well."""
@@ -84,6 +83,14 @@ class Refused(NamedTuple):
     headers: httpx.Headers
 
 
+def refusal(response: httpx.Response) -> Refused:
+    return Refused(response.status_code, **response.json()["error"], headers=response.headers)
+
+
+def open_http(node: GatewayNode) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=node.url, timeout=60.0, trust_env=False)
+
+
 def chat_body(**body: Any) -> dict[str, Any]:
     return {"messages": HELLO, **body}
 
@@ -121,7 +128,7 @@ async def run_edge(config: MeshConfig, **options: Any) -> AsyncIterator[Edge]:
 async def run_gateway(mesh: Mesh, **options: Any) -> AsyncIterator[Edge]:
     async with (
         GatewayNode(control=mesh.control.address, **options) as node,
-        httpx.AsyncClient(base_url=node.url, timeout=60.0, trust_env=False) as http,
+        open_http(node) as http,
     ):
         await eventually(lambda: not node.gateway.problem, "the gateway to be ready")
         await eventually(lambda: mesh.router.mesh.roster.tokenizers)

@@ -1,0 +1,187 @@
+"""The bodies of requests, for the OpenAPI document. Pure."""
+
+from __future__ import annotations
+
+from services.core.sampling import (
+    MAX_LOGPROBS,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
+from services.core.settings import GatewaySettings
+from services.gateway.fields import MAX_UINT32
+from services.gateway.json_schema import (
+    Schema,
+    integer,
+    list_of,
+    nullable,
+    number,
+    object_of,
+    optional,
+    ref,
+)
+from services.gateway.request import MAX_INT64, MAX_SALT_CHARACTERS
+from services.gateway.served import Served
+
+
+def _common(served: Served, settings: GatewaySettings) -> dict[str, Schema]:
+    """What both requests can have."""
+    return {
+        "model": optional({"enum": [served.model, ""]}, "Absent: the only one."),
+        "n": optional(integer(1, settings.max_choices), "Answers. Default 1."),
+        "stream": optional({"type": "boolean"}, "Send the answer as it comes. Default false."),
+        "stream_options": optional(
+            object_of(
+                {
+                    "include_usage": optional({"type": "boolean"}, "Usage in a last chunk."),
+                    "include_ledger": optional(
+                        {"type": "boolean"}, "Extension: where the time to first token went."
+                    ),
+                },
+                required=(),
+            ),
+            "Only with stream.",
+        ),
+        "include_ledger": optional(
+            {"type": "boolean"}, "Extension: where the time to first token went."
+        ),
+        "stop": optional(
+            {"anyOf": [_stop_string(), list_of(_stop_string(), most=MAX_STOP_STRINGS)]},
+            "The answer ends before the first of these.",
+        ),
+        "stop_token_ids": optional(
+            list_of(integer(0, served.vocabulary_size - 1), most=MAX_STOP_TOKEN_IDS), "Extension."
+        ),
+        "seed": optional(
+            integer(-MAX_INT64 - 1, MAX_INT64), "The same seed gives the same answer."
+        ),
+        "temperature": optional(
+            number(0, 100), f"0 is greedy. Default {settings.default_temperature:g}."
+        ),
+        "top_p": optional({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, "Default 1."),
+        "top_k": optional(integer(-1, MAX_UINT32), "Extension. 0 and -1: all. Default 0."),
+        "min_p": optional(number(0, 1), "Extension. Default 0."),
+        "repetition_penalty": optional(
+            {"type": "number", "exclusiveMinimum": 0, "maximum": 10}, "Extension. Default 1."
+        ),
+        "presence_penalty": optional(number(-2, 2), "Default 0."),
+        "frequency_penalty": optional(number(-2, 2), "Default 0."),
+        "ignore_eos": optional({"type": "boolean"}, "Extension, for benchmarks."),
+        "skip_special_tokens": optional(
+            {"type": "boolean"}, "Extension. Leave control tokens out of the text. Default true."
+        ),
+        "user": optional({"type": "string"}, "Accepted, and not used."),
+        "priority": optional(
+            {"anyOf": [{"enum": ["interactive", "batch"]}, integer(-MAX_UINT32, MAX_UINT32)]},
+            "Extension: the class of the request. A number above 0 is batch.",
+        ),
+        "service_tier": optional(
+            {"enum": ["auto", "default", "priority", "scale", "flex", "batch"]},
+            "flex and batch: the request may wait.",
+        ),
+        "cache_salt": optional(
+            {"type": "string", "maxLength": MAX_SALT_CHARACTERS},
+            "Extension: prefixes are shared only with requests of the same salt.",
+        ),
+        "response_format": optional(
+            object_of({"type": {"const": "text"}}), "Answers cannot be held to another form."
+        ),
+    }
+
+
+def chat_request(served: Served, settings: GatewaySettings) -> Schema:
+    longest = served.max_context_tokens
+    properties = {
+        "messages": list_of(ref("Message"), least=1),
+        **_common(served, settings),
+        "max_tokens": optional(integer(1, longest), "Default: to the end of the context."),
+        "max_completion_tokens": optional(integer(1, longest), "The newer name of max_tokens."),
+        "logprobs": optional({"type": "boolean"}, "Default false."),
+        "top_logprobs": optional(integer(0, MAX_LOGPROBS), "Only with logprobs."),
+        "chat_template_kwargs": optional({"type": "object"}, "Extension."),
+        "add_generation_prompt": optional({"type": "boolean"}, "Extension. Default true."),
+    }
+    if served.tools.renders_tools:
+        properties |= {
+            "tools": optional(list_of(ref("Tool")), "Functions that the model may call."),
+            "tool_choice": optional({"enum": ["none", "auto"]}, "auto: only with tools."),
+            "parallel_tool_calls": optional({"type": "boolean"}, "Default true."),
+        }
+    return {
+        **object_of(properties, required=("messages",)),
+        "dependentSchemas": {
+            "top_logprobs": {"properties": {"logprobs": {"const": True}}, "required": ["logprobs"]},
+            **_needs_stream(),
+        },
+    }
+
+
+def completion_request(served: Served, settings: GatewaySettings) -> Schema:
+    ids = list_of(integer(0, served.vocabulary_size - 1), least=1)
+    text = {"type": "string", "minLength": 1}
+    properties = {
+        "prompt": {"anyOf": [text, ids, list_of({"anyOf": [text, ids]}, least=1)]},
+        **_common(served, settings),
+        "max_tokens": optional(integer(1, served.max_context_tokens), "Default 16."),
+        "logprobs": optional(integer(0, MAX_LOGPROBS), "Alternatives for each token."),
+        "echo": optional({"type": "boolean"}, "Begin with the prompt. Not with logprobs."),
+    }
+    return {
+        **object_of(properties, required=("prompt",)),
+        "dependentSchemas": {
+            "logprobs": {"properties": {"echo": {"enum": [False, None]}}},
+            **_needs_stream(),
+        },
+    }
+
+
+def _needs_stream() -> dict[str, Schema]:
+    streamed = {"properties": {"stream": {"const": True}}, "required": ["stream"]}
+    return {
+        "stream_options": {
+            "anyOf": [{"properties": {"stream_options": {"type": "null"}}}, streamed]
+        }
+    }
+
+
+def message() -> Schema:
+    text = {"type": "string"}
+    part = object_of({"type": {"const": "text"}, "text": text})
+    content = {"anyOf": [text, list_of(part)]}
+    return {
+        "description": "Of a role that the model's chat template knows.",
+        **object_of(
+            {
+                "role": {"type": "string", "minLength": 1},
+                "content": nullable(content),
+                "name": nullable(text),
+                "tool_calls": nullable(list_of(ref("ToolCall"))),
+                "tool_call_id": nullable(text),
+                "reasoning_content": nullable(text),
+            },
+            required=("role",),
+        ),
+    }
+
+
+def tool() -> Schema:
+    function = object_of(
+        {
+            "name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
+            "description": nullable({"type": "string"}),
+            "parameters": nullable({"type": "object"}),
+            "strict": nullable({"const": False}),
+        },
+        required=("name",),
+    )
+    return object_of({"type": {"const": "function"}, "function": function})
+
+
+def tool_call() -> Schema:
+    text = {"type": "string"}
+    function = object_of({"name": text, "arguments": text})
+    return object_of({"id": text, "type": {"const": "function"}, "function": function})
+
+
+def _stop_string() -> Schema:
+    return {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
