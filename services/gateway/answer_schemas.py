@@ -93,6 +93,12 @@ def completion_choice() -> Schema:
     )
 
 
+def tool_call() -> Schema:
+    text = {"type": "string"}
+    function = object_of({"name": text, "arguments": text})
+    return object_of({"id": text, "type": {"const": "function"}, "function": function})
+
+
 def usage() -> Schema:
     return object_of(
         {

@@ -63,15 +63,14 @@ class Fields:
         value = self.values.get(name)
         if value is None:
             return None
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)  # as JSON has it, 3.0 is 3
-        if isinstance(value, bool) or not isinstance(value, int):
+        whole = to_whole(value)
+        if whole is None:
             self.refuse(name, f"must be a whole number; got {kind_of(value)}")
             return None
-        if not low <= value <= high:
-            self.refuse(name, f"must be in [{low}, {high}]; got {value}")
+        if not low <= whole <= high:
+            self.refuse(name, f"must be in [{low}, {high}]; got {whole}")
             return None
-        return value
+        return whole
 
     def number(self, name: str) -> float | None:
         value = self.values.get(name)
@@ -131,5 +130,13 @@ def kind_of(value: Any) -> str:
     return "a list" if isinstance(value, list) else "an object"
 
 
-def is_token_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_UINT32
+def to_whole(value: Any) -> int | None:
+    """As JSON has it, 3.0 is 3. A float beyond 2**53 stands for a number that was cut."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def to_token_id(value: Any) -> int | None:
+    whole = to_whole(value)
+    return whole if whole is not None and 0 <= whole <= MAX_UINT32 else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from services.core.settings import GatewaySettings
-from services.gateway.json_schema import Schema, ref
+from services.gateway.json_schema import Schema, object_of, ref
 from services.gateway.schemas import components
 from services.gateway.served import Served
 
@@ -104,12 +104,9 @@ def document(served: Served, settings: GatewaySettings) -> dict[str, Any]:
 
 def _generation(operation: str, name: str, summary: str) -> dict[str, Any]:
     whole = _json("The answer; with `stream`, its chunks as they come.", ref(name))
-    whole["content"]["text/event-stream"] = {
-        "schema": {
-            "type": "string",
-            "description": f"`data: ` and a {name}Chunk in JSON for each event, then [DONE].",
-        }
-    }
+    text = f"A {name}Chunk in JSON; the last event is [DONE]."
+    data = {"data": {"type": "string", "description": text}}
+    whole["content"]["text/event-stream"] = {"schema": object_of(data)}
     return {
         "operationId": operation,
         "summary": summary,

@@ -7,8 +7,9 @@ from typing import Any
 from firsttoken.common.v1 import common_pb2
 from services.core.errors import Violation
 from services.core.sampling import Sampling
-from services.gateway.fields import MAX_UINT32, Fields, is_token_id, kind_of
+from services.gateway.fields import MAX_UINT32, Fields, kind_of, to_token_id
 
+_LEAST_FLOAT32 = 2.0**-149
 _WAITING_TIERS = ("flex", "batch")
 _TIERS = ("auto", "default", "priority", "scale", *_WAITING_TIERS)
 
@@ -26,11 +27,11 @@ def read_sampling(
     temperature = body.number("temperature")
     values: dict[str, Any] = {
         "temperature": default_temperature if temperature is None else temperature,
-        "top_p": body.number("top_p"),
+        "top_p": _not_zero(body.number("top_p")),
         # Some clients spell "all of them" as -1.
         "top_k": max(0, body.integer("top_k", low=-1) or 0),
         "min_p": body.number("min_p"),
-        "repetition_penalty": body.number("repetition_penalty"),
+        "repetition_penalty": _not_zero(body.number("repetition_penalty")),
         "presence_penalty": body.number("presence_penalty"),
         "frequency_penalty": body.number("frequency_penalty"),
         "ignore_eos": body.boolean("ignore_eos"),
@@ -62,6 +63,11 @@ def read_class(body: Fields) -> common_pb2.RequestClass.ValueType:
     return common_pb2.REQUEST_CLASS_BATCH if waits else common_pb2.REQUEST_CLASS_INTERACTIVE
 
 
+def _not_zero(value: float | None) -> float | None:
+    """Still above 0 once it is a float of 32 bits."""
+    return max(value, _LEAST_FLOAT32) if value is not None and value > 0 else value
+
+
 def _stop(body: Fields) -> tuple[str, ...]:
     value = body.raw("stop")
     if isinstance(value, str):
@@ -74,8 +80,11 @@ def _stop(body: Fields) -> tuple[str, ...]:
 
 
 def _stop_token_ids(body: Fields) -> tuple[int, ...]:
-    ids = body.items("stop_token_ids") or []
-    for index, token_id in enumerate(ids):
-        if not is_token_id(token_id):
-            body.refuse(f"stop_token_ids[{index}]", f"must be a token id; got {kind_of(token_id)}")
-    return tuple(filter(is_token_id, ids))
+    ids = []
+    for index, value in enumerate(body.items("stop_token_ids") or []):
+        token_id = to_token_id(value)
+        if token_id is None:
+            body.refuse(f"stop_token_ids[{index}]", f"must be a token id; got {kind_of(value)}")
+        else:
+            ids.append(token_id)
+    return tuple(ids)

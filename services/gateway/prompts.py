@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from services.gateway.fields import Fields, is_token_id, kind_of
+from services.gateway.fields import Fields, kind_of, to_token_id
 
 Prompt: TypeAlias = str | Sequence[int]
 
@@ -18,7 +18,7 @@ def read_prompts(body: Fields, vocabulary_size: int) -> list[Prompt]:
         got = "an empty list" if value == [] else "nothing" if value is None else kind_of(value)
         body.refuse("prompt", f"must be text or token ids, or a list of such; got {got}")
         return []
-    if all(map(is_token_id, value)):
+    if to_token_id(value[0]) is not None:
         return _checked(body, "prompt", value, vocabulary_size)
     prompts: list[Prompt] = []
     for index, item in enumerate(value):
@@ -36,11 +36,13 @@ def _checked(body: Fields, field: str, value: Any, vocabulary_size: int) -> list
         body.refuse(field, f"must be text or a list of token ids; got {kind_of(value)}")
     elif not value:
         body.refuse(field, "must not be empty")
-    elif not all(map(is_token_id, value)):
-        wrong = next(item for item in value if not is_token_id(item))
-        body.refuse(field, f"must be all token ids; got {kind_of(wrong)}")
-    elif (largest := max(value)) >= vocabulary_size:
-        body.refuse(field, f"must have token ids below {vocabulary_size}; got {largest}")
     else:
-        return [value]
+        ids = [to_token_id(item) for item in value]
+        known = [token_id for token_id in ids if token_id is not None]
+        if len(known) < len(ids):
+            body.refuse(field, f"must be all token ids; got {kind_of(value[ids.index(None)])}")
+        elif (largest := max(known)) >= vocabulary_size:
+            body.refuse(field, f"must have token ids below {vocabulary_size}; got {largest}")
+        else:
+            return [known]
     return []

@@ -119,8 +119,9 @@ def chat_request(served: Served, settings: GatewaySettings) -> Schema:
 def completion_request(served: Served, settings: GatewaySettings) -> Schema:
     ids = list_of(integer(0, served.vocabulary_size - 1), least=1)
     text = {"type": "string", "minLength": 1}
+    several = list_of({"anyOf": [text, ids]}, least=1, most=settings.max_choices)
     properties = {
-        "prompt": {"anyOf": [text, ids, list_of({"anyOf": [text, ids]}, least=1)]},
+        "prompt": {"anyOf": [text, ids, several]},
         **_common(served, settings),
         "max_tokens": optional(integer(1, served.max_context_tokens), "Default 16."),
         "logprobs": optional(integer(0, MAX_LOGPROBS), "Alternatives for each token."),
@@ -148,6 +149,12 @@ def message() -> Schema:
     text = {"type": "string"}
     part = object_of({"type": {"const": "text"}, "text": text})
     content = {"anyOf": [text, list_of(part)]}
+    arguments = {"type": "string", "contentMediaType": "application/json"}
+    function = object_of({"name": text, "arguments": nullable(arguments)}, required=("name",))
+    call = object_of(
+        {"id": nullable(text), "type": nullable({"const": "function"}), "function": function},
+        required=("function",),
+    )
     return {
         "description": "Of a role that the model's chat template knows.",
         **object_of(
@@ -155,12 +162,17 @@ def message() -> Schema:
                 "role": {"type": "string", "minLength": 1},
                 "content": nullable(content),
                 "name": nullable(text),
-                "tool_calls": nullable(list_of(ref("ToolCall"))),
+                "tool_calls": nullable(list_of(call)),
                 "tool_call_id": nullable(text),
                 "reasoning_content": nullable(text),
             },
             required=("role",),
         ),
+        "anyOf": [
+            object_of({"content": content}),
+            object_of({"tool_calls": list_of(call, least=1)}),
+            object_of({"reasoning_content": {"type": "string", "minLength": 1}}),
+        ],
     }
 
 
@@ -175,12 +187,6 @@ def tool() -> Schema:
         required=("name",),
     )
     return object_of({"type": {"const": "function"}, "function": function})
-
-
-def tool_call() -> Schema:
-    text = {"type": "string"}
-    function = object_of({"name": text, "arguments": text})
-    return object_of({"id": text, "type": {"const": "function"}, "function": function})
 
 
 def _stop_string() -> Schema:

@@ -15,7 +15,7 @@ def components(served: Served, settings: GatewaySettings) -> dict[str, Schema]:
         "CompletionRequest": request_schemas.completion_request(served, settings),
         "Message": request_schemas.message(),
         **({"Tool": request_schemas.tool()} if served.tools.renders_tools else {}),
-        "ToolCall": request_schemas.tool_call(),
+        "ToolCall": answer_schemas.tool_call(),
         "ChatCompletion": answer_schemas.response(
             "chat.completion", "chatcmpl", answer_schemas.chat_choice()
         ),

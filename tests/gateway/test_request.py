@@ -166,6 +166,7 @@ def test_each_choice_has_a_seed_of_its_own(served: Served) -> None:
         ([1, 2], [[1, 2]]),
         ([[1, 2], [3]], [[1, 2], [3]]),
         (["a", [3]], ["a", [3]]),
+        ([1.0, 2], [[1, 2]]),
     ],
 )
 def test_a_prompt_is_text_or_ids_or_several(served: Served, prompt: Any, wanted: Any) -> None:
@@ -277,6 +278,7 @@ def test_tools_are_refused_where_the_template_does_not_show_them(served: Served)
         ({"frequency_penalty": math.inf}, "frequency_penalty"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"seed": 2**63}, "seed"),
+        ({"seed": -(2.0**63)}, "seed"),
         ({"seed": "x"}, "seed"),
         ({"stop": ["a"] * 17}, "stop"),
         ({"stop": ["a", 3]}, "stop[1]"),
@@ -330,6 +332,8 @@ def test_what_is_wrong_with_a_chat_is_named(
         ({"prompt": ["a", ""]}, "prompt[1]"),
         ({"prompt": ["a", 3.5]}, "prompt[1]"),
         ({"prompt": ["a", 3]}, "prompt[1]"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [1, 2.5]}, "prompt"),
         ({"prompt": [[1], []]}, "prompt[1]"),
         ({"prompt": [[1, -1]]}, "prompt[0]"),
         ({"prompt": [[1, "a"]]}, "prompt[0]"),
