@@ -1,4 +1,4 @@
-"""The contract from outside: a client that has only the .proto files and npm's gRPC."""
+"""From Node: a client that has only the .proto files and npm's gRPC, and OpenAI's own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.clients.edges import MODEL, HttpEdge
 
 CLIENT = Path(__file__).resolve().parent / "node"
 PROTOS = CLIENT.parent.parent.parent / "protos"
@@ -54,3 +56,23 @@ def test_a_node_client_generates_through_the_protos_alone(node: str) -> None:
     assert answer["engine"] == "simulated"
     assert answer["refused_code"] == "INVALID_ARGUMENT"
     assert "sampling.max_tokens" in answer["refused_details"]
+
+
+def test_openais_node_client_is_served(node: str, edge: HttpEdge) -> None:
+    command = [node, str(CLIENT / "openai.mjs"), edge.base_url, MODEL]
+
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout.splitlines()[-1])
+    assert answer["text"] == answer["streamed_text"] == answer["helper_text"]
+    assert answer["text"]
+    assert answer["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 12
+    assert answer["streamed_usage"]["completion_tokens"] == 12
+    assert answer["request_id"]
+    assert answer["models"] == [MODEL]
+    refused = {"name": "BadRequestError", "status": 400, "param": "max_tokens"}
+    assert answer["bad_field"] == refused
+    assert answer["other_model"] == {"name": "NotFoundError", "status": 404, "param": "model"}
+    edge.wait_until_idle()
