@@ -37,7 +37,7 @@ from services.runtime.telemetry import Metadata
 
 AUTHORIZATION_KEY = "authorization"
 API_KEY_KEY = "x-api-key"
-HOW = f"send `{AUTHORIZATION_KEY}: Bearer KEY` or `{API_KEY_KEY}: KEY` in the metadata"
+HOW = f"send `{AUTHORIZATION_KEY}: Bearer KEY` or `{API_KEY_KEY}: KEY`"
 UNKNOWN = "UNKNOWN_CREDENTIALS"
 
 # Those names in a certificate that can be a tenant's.
