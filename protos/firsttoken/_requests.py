@@ -63,7 +63,7 @@ def build_request(prompt: Prompt, options: Options) -> inference_pb2.GenerateReq
     request = inference_pb2.GenerateRequest(
         model=given.get("model", ""),
         cache_salt=given.get("cache_salt", ""),
-        request_class=_request_class(given.get("request_class", "interactive")),
+        request_class=_request_class(given.get("request_class")),
         sampling=_sampling(given),
     )
     chat_options = {name: given[name] for name in ChatOptions.__annotations__ if name in given}
@@ -80,8 +80,10 @@ def build_request(prompt: Prompt, options: Options) -> inference_pb2.GenerateReq
     return request
 
 
-def _request_class(name: str) -> common_pb2.RequestClass.ValueType:
+def _request_class(name: str | None) -> common_pb2.RequestClass.ValueType:
     match name:
+        case None:  # the highest that the caller may ask for
+            return common_pb2.REQUEST_CLASS_UNSPECIFIED
         case "interactive":
             return common_pb2.REQUEST_CLASS_INTERACTIVE
         case "batch":

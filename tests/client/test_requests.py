@@ -17,7 +17,7 @@ def test_takes_text_as_it_is() -> None:
     request = build_request("Once upon", {})
 
     assert request.text == "Once upon"
-    assert request.request_class == common_pb2.REQUEST_CLASS_INTERACTIVE
+    assert request.request_class == common_pb2.REQUEST_CLASS_UNSPECIFIED
     assert request.sampling == common_pb2.SamplingParams()
 
 
