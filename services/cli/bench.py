@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from services.bench import reuse
-from services.cli import bench_kv, rpc
+from services.cli import bench_edge, bench_kv, rpc
 
 MAX_COUNT = 1_000_000
 
@@ -22,19 +22,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rpc.add_router_option(shared)
     kv = benchmarks.add_parser("kv", help="what KV that travels costs and saves")
     bench_kv.add_arguments(kv)
-    for parser in (shared, kv):
+    edge = benchmarks.add_parser("edge", help="what HTTP in front of the mesh costs")
+    bench_edge.add_arguments(edge)
+    for parser in (shared, kv, edge):
         parser.add_argument("--json", action="store_true", help="end with one line of JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    kv = arguments.benchmark == "kv"
-    document = rpc.run(bench_kv.measure(arguments.parts) if kv else _reuse(arguments))
+    match arguments.benchmark:
+        case "kv":
+            measuring, show = bench_kv.measure(arguments.parts), bench_kv.show
+        case "edge":
+            measuring = bench_edge.measure(arguments.engines, load_s=arguments.seconds)
+            show = bench_edge.show
+        case _:
+            measuring, show = _reuse(arguments), _show_reuse
+    document = rpc.run(measuring)
     if arguments.json:
         print(json.dumps(document), flush=True)
-    elif kv:
-        bench_kv.show(document)
     else:
-        _show_reuse(document)
+        show(document)
     return 0
 
 
