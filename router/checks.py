@@ -162,6 +162,7 @@ def _check_ids(packed: bytes, max_context_tokens: int) -> Iterator[Violation]:
 def _too_long(field: str, num_tokens: int, max_context_tokens: int) -> Violation:
     return Violation(
         field,
-        f"must be at most {max_context_tokens - 1} tokens, to leave the context of"
-        f" {max_context_tokens} room for an answer; got {num_tokens}",
+        # OpenAI's words, by which clients know that they must shorten the prompt.
+        f"must be at most {max_context_tokens - 1} tokens: this model's maximum context length is"
+        f" {max_context_tokens} tokens, the answer's included; got {num_tokens}",
     )

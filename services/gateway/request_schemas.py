@@ -149,7 +149,7 @@ def message() -> Schema:
     text = {"type": "string"}
     part = object_of({"type": {"const": "text"}, "text": text})
     content = {"anyOf": [text, list_of(part)]}
-    arguments = {"type": "string", "contentMediaType": "application/json"}
+    arguments = {"type": "string", "contentMediaType": "application/json", "format": "json"}
     function = object_of({"name": text, "arguments": nullable(arguments)}, required=("name",))
     call = object_of(
         {"id": nullable(text), "type": nullable({"const": "function"}), "function": function},
