@@ -22,6 +22,7 @@ from services.gateway.json_schema import (
 )
 from services.gateway.request import MAX_INT64, MAX_SALT_CHARACTERS
 from services.gateway.served import Served
+from services.gateway.tools import MAX_TOOLS
 
 
 def _common(served: Served, settings: GatewaySettings) -> dict[str, Schema]:
@@ -101,19 +102,23 @@ def chat_request(served: Served, settings: GatewaySettings) -> Schema:
         "chat_template_kwargs": optional({"type": "object"}, "Extension."),
         "add_generation_prompt": optional({"type": "boolean"}, "Extension. Default true."),
     }
+    rules = {
+        "top_logprobs": {"properties": {"logprobs": {"const": True}}, "required": ["logprobs"]},
+        **_needs_stream(),
+    }
     if served.tools.renders_tools:
         properties |= {
-            "tools": optional(list_of(ref("Tool")), "Functions that the model may call."),
+            "tools": optional(
+                list_of(ref("Tool"), most=MAX_TOOLS),
+                "Functions that the model may call, each with a name of its own.",
+            ),
             "tool_choice": optional({"enum": ["none", "auto"]}, "auto: only with tools."),
             "parallel_tool_calls": optional({"type": "boolean"}, "Default true."),
         }
-    return {
-        **object_of(properties, required=("messages",)),
-        "dependentSchemas": {
-            "top_logprobs": {"properties": {"logprobs": {"const": True}}, "required": ["logprobs"]},
-            **_needs_stream(),
-        },
-    }
+        tools = {"tools": {"type": "array", "minItems": 1}}
+        not_auto = {"properties": {"tool_choice": {"enum": ["none", None]}}}
+        rules["tool_choice"] = {"anyOf": [not_auto, object_of(tools)]}
+    return {**object_of(properties, required=("messages",)), "dependentSchemas": rules}
 
 
 def completion_request(served: Served, settings: GatewaySettings) -> Schema:
@@ -145,7 +150,8 @@ def _needs_stream() -> dict[str, Schema]:
     }
 
 
-def message() -> Schema:
+def message(served: Served) -> Schema:
+    """What a template would have to leave out cannot be all that a message has."""
     text = {"type": "string"}
     part = object_of({"type": {"const": "text"}, "text": text})
     content = {"anyOf": [text, list_of(part)]}
@@ -155,6 +161,11 @@ def message() -> Schema:
         {"id": nullable(text), "type": nullable({"const": "function"}), "function": function},
         required=("function",),
     )
+    enough = [object_of({"content": content})]
+    if served.tools.renders_tools:
+        enough.append(object_of({"tool_calls": list_of(call, least=1)}))
+    if "reasoning_content" in served.vocabulary.chat_template:
+        enough.append(object_of({"reasoning_content": {"type": "string", "minLength": 1}}))
     return {
         "description": "Of a role that the model's chat template knows.",
         **object_of(
@@ -168,11 +179,7 @@ def message() -> Schema:
             },
             required=("role",),
         ),
-        "anyOf": [
-            object_of({"content": content}),
-            object_of({"tool_calls": list_of(call, least=1)}),
-            object_of({"reasoning_content": {"type": "string", "minLength": 1}}),
-        ],
+        "anyOf": enough,
     }
 
 

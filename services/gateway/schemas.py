@@ -13,7 +13,7 @@ def components(served: Served, settings: GatewaySettings) -> dict[str, Schema]:
     return {
         "ChatCompletionRequest": request_schemas.chat_request(served, settings),
         "CompletionRequest": request_schemas.completion_request(served, settings),
-        "Message": request_schemas.message(),
+        "Message": request_schemas.message(served),
         **({"Tool": request_schemas.tool()} if served.tools.renders_tools else {}),
         "ToolCall": answer_schemas.tool_call(),
         "ChatCompletion": answer_schemas.response(

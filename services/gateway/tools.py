@@ -195,7 +195,9 @@ def read_tools(body: Mapping[str, Any], support: ToolSupport) -> RequestedTools:
     violations: list[Violation] = []
     tools = body.get("tools") or []
     names = _check_tools(tools, violations)
-    choice = body.get("tool_choice") or ("auto" if tools else "none")
+    choice = body.get("tool_choice")
+    if choice is None:
+        choice = "auto" if tools else "none"
     if problem := _problem_of_choice(choice, bool(tools)):
         violations.append(Violation("tool_choice", problem))
     parallel = body.get("parallel_tool_calls")
@@ -268,7 +270,8 @@ def _problems_of_tool(tool: Any, field: str) -> list[Violation]:
         problems.append(Violation(f"{field}.description", "must be a string"))
     if not isinstance(function.get("parameters"), dict | None):
         problems.append(Violation(f"{field}.parameters", "must be an object: a JSON schema"))
-    if function.get("strict"):
+    strict = function.get("strict")
+    if strict is not None and strict is not False:
         rule = "must be false: arguments are not held to the schema"
         problems.append(Violation(f"{field}.strict", rule))
     return problems
