@@ -156,8 +156,7 @@ async def _load(
 ) -> Load:
     async with AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(open_stream(url)) for _ in range(concurrency)]
-        for stream in streams:
-            await stream.ask(bodies[0])
+        await asyncio.gather(*(stream.ask(bodies[0]) for stream in streams))
         began_s, gateway_s, client_s = time.perf_counter(), _cpu_s(pid), time.process_time()
         until_s = began_s + load_s
         heard = await asyncio.gather(*(_ask_until(stream, bodies, until_s) for stream in streams))

@@ -34,6 +34,8 @@ class HttpStream(asyncio.Protocol):
 
     async def ask(self, request: bytes) -> Heard:
         assert self._transport is not None
+        if self._transport.is_closing():
+            raise ConnectionError("the connection was closed")
         self._pieces, self._tail, self._first_s = [], b"", None
         self._heard = asyncio.get_running_loop().create_future()
         began_s = time.perf_counter()
