@@ -20,6 +20,7 @@ from grpc_health.v1 import health
 from services.core.errors import (
     DeadlineExceeded,
     InvalidArgument,
+    Overloaded,
     PermissionDenied,
     Unauthenticated,
 )
@@ -39,6 +40,8 @@ AUTHORIZATION_KEY = "authorization"
 API_KEY_KEY = "x-api-key"
 HOW = f"send `{AUTHORIZATION_KEY}: Bearer KEY` or `{API_KEY_KEY}: KEY`"
 UNKNOWN = "UNKNOWN_CREDENTIALS"
+# gRPC's own bound is another, 16 MiB, until the client has confirmed its settings.
+MAX_METADATA_BYTES = 16 << 10
 
 # Those names in a certificate that can be a tenant's.
 _NAME_PROPERTIES = ("peer_dns", "peer_uri")
@@ -97,7 +100,9 @@ class CallerInterceptor(WrappingInterceptor):
 
     def _for_a_tenant(self, behaviour: Behaviour) -> Behaviour:
         async def respond(requests: Any, context: Context) -> Any:
-            tenant = self._identify(context)
+            metadata = context.invocation_metadata() or ()
+            check_size(metadata)
+            tenant = self._identify(metadata, context)
             _caller.set(tenant)
             longest_s = self._edge.call_bounds.max_deadline_s
             with self._edge.admit(tenant):
@@ -128,11 +133,11 @@ class CallerInterceptor(WrappingInterceptor):
 
         return respond
 
-    def _identify(self, context: Context) -> Tenant:
+    def _identify(self, metadata: Metadata, context: Context) -> Tenant:
         tenants = self._edge.tenants
         if not tenants.required:
             return ANYBODY
-        return identify(tenants, context.invocation_metadata(), certified_names(context))
+        return identify(tenants, metadata, certified_names(context))
 
 
 def caller() -> Tenant:
@@ -140,13 +145,23 @@ def caller() -> Tenant:
     return _caller.get()
 
 
-def identify(tenants: Tenants, metadata: Metadata | None, names: Iterable[str]) -> Tenant:
+def check_size(metadata: Metadata) -> None:
+    """Raises Overloaded, whose status is also gRPC's for it."""
+    num_bytes = sum(len(key) + len(value) for key, value in metadata)
+    if num_bytes > MAX_METADATA_BYTES:
+        raise Overloaded(
+            f"the metadata must be at most {MAX_METADATA_BYTES} bytes; got {num_bytes}",
+            reason="METADATA_TOO_LONG",
+        )
+
+
+def identify(tenants: Tenants, metadata: Metadata, names: Iterable[str]) -> Tenant:
     """`names`: those in the caller's verified certificate.
 
     Raises Unauthenticated without credentials, or with a key that is nobody's, and
     PermissionDenied for credentials of several tenants or a claim to be another one.
     """
-    pairs = tuple(metadata or ())
+    pairs = tuple(metadata)
     names = tuple(names)
     keys = keys_in(pairs)
     found = {tenant.name: tenant for name in names if (tenant := tenants.by_identities([name]))}

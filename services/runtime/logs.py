@@ -16,6 +16,8 @@ from typing import Any, TextIO
 import orjson
 
 FIELDS = "firsttoken_fields"
+# gRPC shows metadata that is no UTF-8, which may be a caller's key with a slip in it.
+_SHOWS_METADATA = ("grpc._cython.cygrpc", "Invalid encoding on ")
 
 
 def configure(service: str, level: str = "info") -> None:
@@ -46,6 +48,11 @@ def event(logger: logging.Logger, level: int, message: str, **fields: Any) -> No
 
 class MeshHandler(logging.StreamHandler[TextIO]):
     """What `configure` installs."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        name, beginning = _SHOWS_METADATA
+        if record.name != name or not str(record.msg).startswith(beginning):
+            super().emit(record)
 
 
 class JsonFormatter(logging.Formatter):

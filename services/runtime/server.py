@@ -14,6 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection as grpc_reflection
 
 from services.runtime.channels import KEEPALIVE_TIME_MS, MAX_MESSAGE_BYTES, message_options
+from services.runtime.identity import MAX_METADATA_BYTES
 from services.runtime.interceptor import Context, ErrorInterceptor
 from services.runtime.peers import MeshPeersOnly
 from services.runtime.startup import StartupError
@@ -29,8 +30,8 @@ HANDSHAKE_TIMEOUT_MS = 10_000
 # How much of the server somebody outside may take who means no good.
 CALLER_OPTIONS = (
     # Both: between them gRPC refuses at random.
-    ("grpc.max_metadata_size", 16 << 10),
-    ("grpc.absolute_max_metadata_size", 16 << 10),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.max_concurrent_streams", 4096),
     # Its channel connects again by itself.
     ("grpc.max_connection_idle_ms", 30 * 60_000),
