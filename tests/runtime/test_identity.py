@@ -84,6 +84,8 @@ class Serving:
     def __init__(self, edge: Edge, **options: Any) -> None:
         self.edge = edge
         self.handled: list[bytes] = []
+        # Bytes added to each of many answers.
+        self.padding = 0
         self.server = MeshServer(
             "127.0.0.1:0",
             service_names=["test.One"],
@@ -107,13 +109,15 @@ class Serving:
     async def _many(self, request: bytes, context: object) -> AsyncIterator[bytes]:
         self.handled.append(request)
         for number in range(int(request)):
-            yield b"%s %d" % (caller().name.encode(), number)
+            yield b"%s %d %s" % (caller().name.encode(), number, bytes(self.padding))
             await asyncio.sleep(0)
 
 
 @asynccontextmanager
-async def serving(*, request_timeout_s: float = 30.0, **options: Any) -> AsyncIterator[Serving]:
-    served = Serving(Edge(CallBounds(60.0, request_timeout_s)), **options)
+async def serving(
+    *, max_deadline_s: float = 60.0, request_timeout_s: float = 30.0, **options: Any
+) -> AsyncIterator[Serving]:
+    served = Serving(Edge(CallBounds(max_deadline_s, request_timeout_s)), **options)
     async with served.server:
         yield served
         await eventually(lambda: served.edge.running == 0)
@@ -259,6 +263,36 @@ async def test_a_stranger_s_message_is_not_waited_for_nor_read() -> None:
 
     assert status_of(frames) == UNAUTHENTICATED
     assert served.edge.admitted == []
+
+
+async def test_a_client_that_reads_nothing_holds_its_place_no_longer_than_a_request_may_last(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving(max_deadline_s=0.5) as served, dial(served.server.address) as channel:
+        served.padding = 64 << 10
+        metadata = (("x-api-key", ACME),)
+        call = channel.unary_stream("/test.One/Many")(b"100000", metadata=metadata)
+        await eventually(lambda: served.edge.admitted)
+        await eventually(lambda: served.edge.running == 0)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in call:
+                pass
+
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "router.max_deadline_s" in (caught.value.details() or "")
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_a_shorter_deadline_of_the_callers_counts() -> None:
+    async with serving() as served, dial(served.server.address) as channel:
+        metadata = (("x-api-key", ACME),)
+        call = channel.unary_stream("/test.One/Many")(b"100000000", timeout=0.3, metadata=metadata)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in call:
+                pass
+        await eventually(lambda: served.edge.running == 0)
+
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 async def test_too_long_a_message_is_refused_and_the_next_one_is_served() -> None:
