@@ -14,11 +14,12 @@ from tests.clients.edges import run_http_edge
 from tests.clients.opt_in.conftest import Programs
 from tests.tokenizers import qwen3_folder
 
-HOOKS = Path(__file__).with_name("json_arguments.py")
-# The longest answer that the document allows must come soon.
-SHORT = (
-    "worker.max_context_tokens=256",
-    "worker.simulated.decode_step_ms=0.1",
+HOOKS = Path(__file__).with_name("schemathesis_hooks.py")
+# No prompt is too long, and the longest answer comes soon.
+FAST = (
+    "gateway.default_max_tokens=16",
+    "worker.max_context_tokens=4096",
+    "worker.simulated.decode_step_ms=0.01",
     "worker.simulated.decode_step_ms_per_seq=0",
 )
 
@@ -29,7 +30,7 @@ def _options(settings: Sequence[str]) -> list[str]:
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["open", "keyed-with-tools"])
 def test_schemathesis_finds_nothing(programs: Programs, tmp_path: Path, keyed: bool) -> None:
-    settings, headers = list(SHORT), list[str]()
+    settings, headers = list(FAST), list[str]()
     if keyed:
         key = new_key()
         settings += [f"mesh.model={qwen3_folder()}", f"tenants.a.key_hashes={hash_key(key)}"]
