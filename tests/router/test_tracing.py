@@ -11,10 +11,11 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-from firsttoken.client import MeshError
+from firsttoken.client import MeshClient, MeshError
 from services.core import config
 from services.core.ledger import Segment
 from services.core.settings import MeshConfig
+from services.core.tenants import hash_key
 from tests.conftest import MeshFactory
 
 TRACE_ID, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -77,3 +78,17 @@ async def test_a_refused_request_is_a_span_that_says_why(mesh_of: MeshFactory) -
 
     assert router.status.code == trace_pb2.Status.STATUS_CODE_ERROR
     assert router.status.message == "text: must not be empty"
+
+
+async def test_a_span_names_the_tenant_and_never_its_key(mesh_of: MeshFactory) -> None:
+    key = "ft-traced"
+    tenants = {"acme": {"key_hashes": hash_key(key)}}
+    async with run_collector() as (collector, endpoint):
+        known = config.parse({**config.nest(config.flatten(traced(endpoint))), "tenants": tenants})
+        async with mesh_of(known) as mesh, MeshClient(mesh.router.address, api_key=key) as client:
+            await client.complete("Hello", max_tokens=2)
+    router = collector.named("router.generate")
+    attributes = {each.key: each.value.string_value for each in router.attributes}
+
+    assert attributes["firsttoken.tenant"] == "acme"
+    assert not any(key in str(span) for span in collector.spans)
