@@ -14,7 +14,7 @@ def test_members_have_plain_fields_and_workers_their_load(mesh: Endpoints) -> No
     workers = [member for member in members if member["role"] == "worker"]
     kvstores = [member for member in members if member["role"] == "kvstore"]
     assert len(result.stdout.splitlines()) == 1
-    assert len(members) == 5
+    assert len(members) == 6
     for member in members:
         assert member["state"] == "ready"
         assert member["generation"] == result.json["generation"]
@@ -38,7 +38,7 @@ def test_members_have_plain_fields_and_workers_their_load(mesh: Endpoints) -> No
 def test_the_table_has_a_line_a_member(mesh: Endpoints) -> None:
     lines = run_to_end("status", env=mesh.env).stdout.splitlines()
 
-    assert lines[0].endswith("5 members")
+    assert lines[0].endswith("6 members")
     assert [line.split()[0] for line in lines[2:]] == [
         *("role", "kvstore", "router", "worker", "worker", "tokenizer")
     ]
