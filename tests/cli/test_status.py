@@ -40,7 +40,7 @@ def test_the_table_has_a_line_a_member(mesh: Endpoints) -> None:
 
     assert lines[0].endswith("6 members")
     assert [line.split()[0] for line in lines[2:]] == [
-        *("role", "kvstore", "router", "worker", "worker", "tokenizer")
+        *("role", "gateway", "kvstore", "router", "worker", "worker", "tokenizer")
     ]
     assert sum("blocks in memory" in line for line in lines) == 1
     assert sum("0 running and 0 waiting for 8 slots" in line for line in lines) == 2
