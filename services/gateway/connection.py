@@ -20,6 +20,11 @@ from uvicorn.server import ServerState
 from services.gateway.errors import ApiError, unavailable
 from services.gateway.exchange import LINGER_BYTES, LINGER_S
 
+# What a chunk may cost beside its bytes: its length, in digits, and two line ends.
+CHUNK_BYTES = 32
+# Requests of one packet that ask for another protocol.
+MAX_UPGRADES = 16
+
 
 class ConnectionBounds(NamedTuple):
     max_connections: int
@@ -40,6 +45,10 @@ class Connection(HttpToolsProtocol):
         self._in_headers = True
         self._is_begun = False
         self._header_bytes = 0
+        # Of a request's body: what came that is neither content nor lengths of chunks.
+        self._framing_bytes = 0
+        self._num_messages = 0
+        self._num_upgrades = 0
         self._refused_bytes: int | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
@@ -68,27 +77,51 @@ class Connection(HttpToolsProtocol):
             if self._refused_bytes > LINGER_BYTES:
                 self.transport.abort()
             return
-        self._header_bytes += len(data) if self._in_headers else 0
         self._unset_keepalive_if_required()
+        self._num_upgrades = 0
+        rest = data
+        while rest and not self._is_over:
+            rest = self._feed(rest)
+
+    def _feed(self, data: bytes) -> bytes:
+        """What is left of `data` for another parser."""
+        in_body, num_messages = not self._in_headers, self._num_messages
+        self._header_bytes += 0 if in_body else len(data)
+        self._framing_bytes += len(data) if in_body else 0
+        rest = b""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._go_on_without_upgrade(data[upgrade.args[0] :])
+            rest = self._without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self.send_400_response("this is no HTTP/1.1 request")
-        if self._in_headers and self._header_bytes > self._bounds.max_header_bytes:
+        if (self._in_headers and self._header_bytes > self._bounds.max_header_bytes) or (
+            in_body
+            and num_messages == self._num_messages
+            and self._framing_bytes > self._bounds.max_header_bytes
+        ):
             self._refuse_headers()
+        return rest
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_headers = self._is_begun = True
+        self._num_messages += 1
         self._await_headers()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # A trailer, behind a body, is no header: it could name another caller.
+        if self._in_headers:
+            super().on_header(name, value)
+
+    def on_chunk_header(self) -> None:
+        self._framing_bytes -= CHUNK_BYTES
 
     def on_headers_complete(self) -> None:
         if self._is_over or self.parser.should_upgrade():
             return
         self._in_headers = self._is_begun = False
-        self._header_bytes = 0
+        self._header_bytes = self._framing_bytes = 0
         self._cancel("headers")
         size = len(self.url) + sum(
             len(name) + len(value) + len(b": \r\n") for name, value in self.headers
@@ -99,6 +132,7 @@ class Connection(HttpToolsProtocol):
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
+        self._framing_bytes -= len(body)
         if not self._is_over:
             super().on_body(body)
 
@@ -125,18 +159,23 @@ class Connection(HttpToolsProtocol):
     def _is_over(self) -> bool:
         return self._refused_bytes is not None or self.transport.is_closing()
 
-    def _go_on_without_upgrade(self, rest: bytes) -> None:
+    def _without_upgrade(self, rest: bytes) -> bytes:
         """Nothing is offered, so that it is an ordinary request (RFC 9110, 7.8): for curl,
         which asks for HTTP/2 in this way, and sends its body all the same.
         """
         method, headers = self.parser.get_method(), self.headers
-        if method == b"CONNECT" or self._is_over:
+        self._num_upgrades += 1
+        if method == b"CONNECT" or self._is_over or self._num_upgrades > MAX_UPGRADES:
             self.send_400_response("nothing can be reached through here")
-            return
+            return b""
         kept = [pair for pair in headers if pair[0] not in (b"upgrade", b"connection")]
+        if any(b"close" in value.lower() for name, value in headers if name == b"connection"):
+            kept.append((b"connection", b"close"))
         lines = [b"%s %s HTTP/1.1" % (method, self.url), *(b"%s: %s" % pair for pair in kept)]
         self.parser = httptools.HttpRequestParser(self)
-        self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+        # These headers were counted, and come once more.
+        self._in_headers, self._header_bytes = True, 0
+        return b"\r\n".join(lines) + b"\r\n\r\n" + rest
 
     def _await_headers(self) -> None:
         if "headers" not in self._timers:
@@ -161,6 +200,11 @@ class Connection(HttpToolsProtocol):
         if self._is_over:
             return
         self._cancel_timers()
+        cycle, alone = self.cycle, not self.pipeline
+        if self._is_answering and alone and cycle.more_body and not cycle.response_started:
+            # The request is broken itself: its application hears that the client is gone.
+            cycle.disconnected = cycle.response_complete = True
+            cycle.message_event.set()
         if self._is_answering or not self.transport.can_write_eof():
             if not self._is_answering:
                 self.transport.write(self._written(error))

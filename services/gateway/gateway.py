@@ -9,7 +9,7 @@ from firsttoken.control.v1 import control_pb2
 from services.core.config import Snapshot
 from services.core.errors import MeshError
 from services.core.settings import GatewaySettings
-from services.core.tenants import Tenants
+from services.core.tenants import ANYBODY, Tenant, Tenants
 from services.gateway.errors import from_core
 from services.gateway.exchange import Exchange
 from services.gateway.metrics import Metrics
@@ -76,11 +76,11 @@ class Gateway:
     def samples(self, caller: TraceContext) -> bool:
         return self.tracing.decide(caller, self.snapshot.config.telemetry.sample_ratio)
 
-    def authorize(self, exchange: Exchange) -> None:
+    def authorize(self, exchange: Exchange) -> Tenant:
         """Raises ApiError for a caller that is nobody's. The router asks once more."""
         if not self._tenants.required:
-            return
+            return ANYBODY
         try:
-            identify(self._tenants, exchange.credentials(), ())
+            return identify(self._tenants, exchange.credentials(), ())
         except MeshError as error:
             raise from_core(error) from None

@@ -79,7 +79,7 @@ class Generation:
 
     async def _read(self) -> Ask:
         gateway, exchange = self._gateway, self._exchange
-        gateway.authorize(exchange)
+        tenant = gateway.authorize(exchange)
         settings = gateway.settings
         body = await exchange.read_json_body(
             max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
@@ -88,6 +88,10 @@ class Generation:
         self._ledger.record(Segment.TRANSFER, exchange.arrived_s, read_s)
         ask = self._api.read(parse_body(body), gateway.served, settings)
         self._ledger.record(Segment.PREPROCESS, read_s, time.monotonic())
+        most = tenant.settings.max_concurrent
+        if most and len(ask.requests) > most:  # which no waiting would change
+            rule = f"must ask for at most {most} answers at a time: this tenant's max_concurrent"
+            raise ApiError(400, f"n {rule}", param="n", code="too_many_choices")
         return ask
 
     async def _stream(self, ask: Ask, telling: Telling, answers: Sequence[MeshAnswer]) -> None:

@@ -89,6 +89,9 @@ def parse_body(raw: bytes) -> Fields:
     value: Any = None
     try:
         value = orjson.loads(raw)
+        orjson.dumps(value)  # parts of it are written again, and that goes less deep
+    except orjson.JSONEncodeError:
+        problem = "is nested too deeply"
     except orjson.JSONDecodeError as error:
         reason = error.msg.partition(": line")[0]
         problem = f"must be JSON: {reason}, at line {error.lineno}, column {error.colno}"

@@ -22,6 +22,7 @@ from services.runtime.tasks import end_tasks
 from services.runtime.tls import CERTIFICATE_FILE, KEY_FILE, Tls
 
 BACKLOG = 2048
+HANDSHAKE_TIMEOUT_S = 10.0
 TICK_S = 1.0
 # What requests that were cancelled may take to say so.
 CANCEL_GRACE_S = 1.0
@@ -68,6 +69,7 @@ class HttpServer(Resource):
             lambda: Connection(config, self._state, bounds),
             sock=listening,
             ssl=context,
+            ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if context else None,
             backlog=BACKLOG,
         )
         stack.push_async_callback(self._stop)

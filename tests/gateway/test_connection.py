@@ -290,3 +290,78 @@ async def test_connections_beyond_the_bound_are_refused() -> None:
             writer.close()
         await eventually(lambda: server.num_connections < 5)
         assert status_of(await talk(edge, GET.replace(b"1.1", b"1.0"))) == 200
+
+
+CHUNKED = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: mesh\r\ncontent-type: application/json\r\n"
+    b"transfer-encoding: chunked\r\n"
+)
+
+
+def chunks_of(body: bytes, size: int) -> bytes:
+    parts = [body[at : at + size] for at in range(0, len(body), size)]
+    return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+
+
+@pytest.mark.parametrize(
+    "unit", [b"x-a: b\r\n" * 500, b"x" * 4000], ids=["many trailers", "one long trailer"]
+)
+async def test_endless_trailers_are_refused(edge: Edge, unit: bytes) -> None:
+    response = await talk(edge, CHUNKED + b"\r\n2\r\n{}\r\n0\r\n", *[unit] * 100)
+
+    assert status_of(response) == 431
+
+
+async def test_an_endless_extension_of_a_chunk_is_refused(edge: Edge) -> None:
+    response = await talk(edge, CHUNKED + b"\r\n2;", *[b"x" * 4000] * 100)
+
+    assert status_of(response) == 431
+
+
+async def test_a_body_in_tiny_chunks_is_as_good_as_any(edge: Edge) -> None:
+    body = orjson.dumps({"prompt": "x" + " " * 6000, "max_tokens": 1})
+    head = CHUNKED + b"connection: close\r\n\r\n"
+    response = await talk(edge, head, *[chunks_of(body, 1), b"0\r\nx-checked: 1\r\n\r\n"])
+
+    assert status_of(response) == 200
+
+
+async def test_a_trailer_is_no_header(edge: Edge) -> None:
+    body = chunks_of(orjson.dumps({"prompt": "Once", "max_tokens": 1}), 64)
+    head = CHUNKED.replace(b"content-type: application/json\r\n", b"") + b"connection: close\r\n"
+    trailer = b"0\r\ncontent-type: application/json\r\nx-request-id: mine\r\n\r\n"
+    response = await talk(edge, head + b"\r\n" + body + trailer)
+
+    assert status_of(response) == 415
+    assert b"mine" not in response
+
+
+async def test_a_chunk_without_a_length_is_told_so(edge: Edge) -> None:
+    response = await talk(edge, CHUNKED + b"\r\nzz\r\n")
+
+    assert status_of(response) == 400
+    assert error_of(response)["code"] == "invalid_http"
+    await edge.idle()
+
+
+async def test_upgrades_in_a_row_are_bounded(edge: Edge) -> None:
+    wish = GET[:-2] + b"connection: upgrade\r\nupgrade: h2c\r\n\r\n"
+
+    with contextlib.suppress(ConnectionError):  # one that sends on is not listened to for long
+        await talk(edge, wish * 2500)
+    few = await talk(edge, wish * 17)
+
+    assert b"HTTP/1.1 500" not in few
+    assert status_of(await talk(edge, GET)) == 200
+    await edge.idle()
+
+
+async def test_an_upgrade_leaves_the_wish_to_close(edge: Edge) -> None:
+    wish = GET[:-2] + b"connection: close, upgrade\r\nupgrade: h2c\r\n\r\n"
+    reader, writer = await edge.connect()
+    writer.write(wish)
+    head, _ = await read_response(reader)
+    writer.close()
+
+    assert b"200 OK" in head
+    assert b"connection: close" in head

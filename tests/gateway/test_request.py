@@ -423,3 +423,12 @@ def test_a_body_that_is_no_json_object_is_refused_with_its_place(raw: bytes, sai
 )  # fmt: skip
 def test_the_mesh_s_names_become_openai_s(served: Served, field: str, param: str) -> None:
     assert chat(served, max_completion_tokens=3).to_param(field) == param
+
+
+def test_a_body_that_is_nested_too_deeply_is_refused() -> None:
+    deep = b'{"chat_template_kwargs":' + b'{"a":' * 300 + b"1" + b"}" * 301
+
+    with pytest.raises(ApiError, match="nested too deeply") as caught:
+        parse_body(deep)
+
+    assert caught.value.status == 400

@@ -87,13 +87,24 @@ async def test_a_class_above_the_tenant_s_is_forbidden(edge: Edge) -> None:
 
 
 async def test_more_at_once_than_the_tenant_may_is_too_many(edge: Edge) -> None:
-    two = {**BODY, "n": 2, "max_tokens": 200, "ignore_eos": True}
-    error = await edge.refused(CHAT, two, **GOOD)
+    long = {**BODY, "max_tokens": 500, "ignore_eos": True, "stream": True}
+    async with edge.http.stream("POST", CHAT, json=long, headers=GOOD) as answer:
+        assert answer.status_code == 200
+        error = await edge.refused(CHAT, BODY, **GOOD)
 
     assert (error.status, error.type) == (429, "rate_limit_error")
     assert error.code == "rate_limit_exceeded"
     assert int(error.headers["retry-after"]) >= 1
     assert int(error.headers["retry-after-ms"]) >= 1
+
+
+async def test_more_answers_than_the_tenant_may_have_at_once_are_refused_for_good(
+    edge: Edge,
+) -> None:
+    error = await edge.refused(CHAT, {**BODY, "n": 2}, **GOOD)
+
+    assert (error.status, error.param) == (400, "n")
+    assert "max_concurrent" in error.message
 
 
 async def test_a_key_can_be_changed_while_it_runs(edge: Edge) -> None:
