@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import statistics
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
@@ -19,7 +17,7 @@ from firsttoken.common.v1 import common_pb2
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from firsttoken.router.v1 import inference_pb2, inference_pb2_grpc
 from services.bench.http_stream import HttpStream, open_stream, post
-from services.bench.processes import list_members, require_here
+from services.bench.processes import family
 from services.bench.reuse import WORDS
 from services.core.config import parse
 from services.core.settings import MeshConfig
@@ -30,12 +28,11 @@ CONCURRENCY = (1, 32)
 NUM_PROMPTS, PROMPT_WORDS = 16, 60
 NUM_WARM_UP = 50
 PATH = "/v1/chat/completions"
-GATEWAY = control_pb2.MEMBER_ROLE_GATEWAY
 
 
 class Engine(NamedTuple):
     """A configuration to measure, and under load: the lengths of the answers asked for, and
-    how long, for CPU time is counted in hundredths of a second."""
+    for how long."""
 
     config: MeshConfig
     num_pairs: int
@@ -68,6 +65,14 @@ ENGINES = {
 }
 
 
+class Pids(NamedTuple):
+    """`mesh`: all members with what they started; not the control service, which takes no
+    part in a request."""
+
+    gateway: int
+    mesh: tuple[int, ...]
+
+
 class Load(NamedTuple):
     """What so many clients at once saw, each asking again when it was answered."""
 
@@ -75,6 +80,7 @@ class Load(NamedTuple):
     num_events: int
     took_s: float
     gateway_cpu_s: float
+    mesh_cpu_s: float
     client_cpu_s: float
 
 
@@ -87,21 +93,21 @@ async def measure(
     num_tokens: tuple[int, int],
     load_s: float,
 ) -> dict[str, Any]:
-    """Of a mesh whose gateway at `url` runs on this host. Raises StartupError."""
-    pid = await _find_gateway(control)
+    """Of a mesh on this host, with the gateway at `url`. Raises StartupError."""
+    engine, pids = await _find_mesh(control)
     chats = [_make_chat(random.Random(number)) for number in range(NUM_PROMPTS)]
     ttft = await _compare_ttft(url, router, chats, num_pairs)
     rows, cpu = [], []
     for concurrency in CONCURRENCY:
         loads = [
-            await _load(url, pid, _bodies(url, chats, most), concurrency, load_s)
+            await _load(url, pids, _bodies(url, chats, most), concurrency, load_s)
             for most in num_tokens
         ]
         rows += [
             _row(load, concurrency, most) for load, most in zip(loads, num_tokens, strict=True)
         ]
         cpu.append({"concurrency": concurrency, **_split_cpu(loads, num_tokens)})
-    return {"ttft": ttft, "load": rows, "gateway_cpu": cpu}
+    return {"engine": engine, "ttft": ttft, "load": rows, "gateway_cpu": cpu}
 
 
 async def _compare_ttft(
@@ -152,12 +158,13 @@ async def _ttft_over_grpc(
 
 
 async def _load(
-    url: str, pid: int, bodies: Sequence[bytes], concurrency: int, load_s: float
+    url: str, pids: Pids, bodies: Sequence[bytes], concurrency: int, load_s: float
 ) -> Load:
     async with AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(open_stream(url)) for _ in range(concurrency)]
         await asyncio.gather(*(stream.ask(bodies[0]) for stream in streams))
-        began_s, gateway_s, client_s = time.perf_counter(), _cpu_s(pid), time.process_time()
+        began_s, client_s = time.perf_counter(), time.process_time()
+        gateway_s, mesh_s = _cpu_s(pids.gateway), sum(map(_cpu_s, pids.mesh))
         until_s = began_s + load_s
         heard = await asyncio.gather(*(_ask_until(stream, bodies, until_s) for stream in streams))
         took_s = time.perf_counter() - began_s
@@ -165,7 +172,8 @@ async def _load(
             [ttft_s for ttfts_s, _ in heard for ttft_s in ttfts_s],
             sum(num_events for _, num_events in heard),
             took_s,
-            _cpu_s(pid) - gateway_s,
+            _cpu_s(pids.gateway) - gateway_s,
+            sum(map(_cpu_s, pids.mesh)) - mesh_s,
             time.process_time() - client_s,
         )
 
@@ -190,8 +198,10 @@ def _row(load: Load, concurrency: int, most_tokens: int) -> dict[str, Any]:
         "tokens": most_tokens,
         "requests": num_requests,
         "requests_per_s": num_requests / load.took_s,
-        "requests_per_s_per_core": num_requests / load.gateway_cpu_s,
+        "requests_per_s_per_mesh_core": num_requests / load.mesh_cpu_s,
+        "requests_per_s_per_gateway_core": num_requests / load.gateway_cpu_s,
         "events_per_answer": load.num_events / num_requests,
+        "mesh_cpu_us_per_request": load.mesh_cpu_s / num_requests * 1e6,
         "gateway_cpu_us_per_request": load.gateway_cpu_s / num_requests * 1e6,
         "client_cpu_us_per_request": load.client_cpu_s / num_requests * 1e6,
         **_percentiles("ttft", load.ttfts_s),
@@ -221,21 +231,23 @@ def _bodies(url: str, chats: Sequence[list[dict[str, str]]], most_tokens: int) -
     return [post(url, PATH, orjson.dumps({"messages": chat, **asked})) for chat in chats]
 
 
-async def _find_gateway(control: str) -> int:
+async def _find_mesh(control: str) -> tuple[str, Pids]:
+    """Its engine, and its processes."""
     async with open_channel(control) as channel:
         stub = control_pb2_grpc.ControlServiceStub(channel)
-        members = await list_members(stub, GATEWAY)
-    if len(members) != 1:
-        raise StartupError(f"there must be one gateway in the mesh; there are {len(members)}")
-    require_here(members[0], control)
-    return members[0].pid
+        members = (await stub.ListMembers(control_pb2.ListMembersRequest())).members
+    gateways = [each.pid for each in members if each.role == control_pb2.MEMBER_ROLE_GATEWAY]
+    if len(gateways) != 1:
+        raise StartupError(f"there must be one gateway in the mesh; there are {len(gateways)}")
+    engines = {each.worker.engine for each in members if each.HasField("worker")}
+    mesh = tuple(pid for each in members for pid in family(each, control))
+    return ", ".join(sorted(engines)), Pids(gateways[0], mesh)
 
 
 def _cpu_s(pid: int) -> float:
     """Of all its threads, also those that have ended."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    user, system = int(fields[11]), int(fields[12])
-    return (user + system) / os.sysconf("SC_CLK_TCK")
+    # clock_getcpuclockid(3), which Python lacks; /proc/PID/stat counts in hundredths of a second.
+    return time.clock_gettime(~pid << 3 | 2)
 
 
 def _percentiles(name: str, values_s: Sequence[float]) -> dict[str, float]:

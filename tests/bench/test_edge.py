@@ -30,6 +30,7 @@ async def test_http_is_measured_beside_grpc() -> None:
         )
 
     assert json.loads(json.dumps(document)) == document
+    assert document["engine"] == "simulated"
     assert document["ttft"]["pairs"] == 4
     assert document["ttft"]["http_p99_ms"] >= document["ttft"]["http_p50_ms"] > 0
     assert document["ttft"]["ratio_p50"] > 0
@@ -41,6 +42,7 @@ async def test_http_is_measured_beside_grpc() -> None:
         assert row["requests"] >= row["concurrency"]
         # Role, text, end, and [DONE].
         assert row["events_per_answer"] >= 3
+        assert row["mesh_cpu_us_per_request"] > row["gateway_cpu_us_per_request"] > 0
         assert row["client_cpu_us_per_request"] > 0
     assert [row["concurrency"] for row in document["gateway_cpu"]] == list(edge.CONCURRENCY)
 
