@@ -17,6 +17,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from firsttoken.client import Answer, MeshClient, MeshError
 from firsttoken.common.v1 import common_pb2
 from firsttoken.router.v1 import inference_pb2
+from router.node import RouterNode
+from services.control.node import ControlNode
 from services.core.config import flatten, nest, parse
 from services.core.settings import MeshConfig
 from services.core.tenants import hash_key
@@ -269,3 +271,65 @@ async def test_a_call_without_a_deadline_has_one(mesh_of: MeshFactory) -> None:
         await idle(mesh.router)
 
     assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def reflection_at(address: str) -> grpc.StatusCode:
+    """How a stranger's question for the list of services ends."""
+    async with open_channel(address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        call = stub.ServerReflectionInfo(iter([request]))
+        try:
+            answers = [answer async for answer in call]
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+    [answer] = answers
+    names = {each.name for each in answer.list_services_response.service}
+    assert METHOD.split("/")[1] in names
+    return grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize(
+    ("wanted", "code"),
+    [
+        ("auto", grpc.StatusCode.OK),
+        ("always", grpc.StatusCode.OK),
+        ("never", grpc.StatusCode.UNIMPLEMENTED),
+    ],
+)
+async def test_without_tenants_reflection_is_on_unless_asked_off(
+    wanted: str, code: grpc.StatusCode
+) -> None:
+    async with (
+        ControlNode(config=simulated(router={"reflection": wanted})) as control,
+        RouterNode(control=control.address) as router,
+    ):
+        assert await reflection_at(router.address) is code
+
+
+async def test_reflection_that_is_asked_for_still_wants_a_key() -> None:
+    async with (
+        ControlNode(config=config(reflection="always")) as control,
+        RouterNode(control=control.address) as router,
+    ):
+        assert await reflection_at(router.address) is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_rate_is_kept_over_the_wire_and_says_when_to_come_back(mesh: Mesh) -> None:
+    changes = {
+        "tenants.slow.key_hashes": f'"{hash_key("ft-slow")}"',
+        "tenants.slow.requests_per_s": "0.01",
+        "tenants.slow.burst_requests": "2",
+    }
+    await configure(mesh.control.address, changes)
+    await eventually(lambda: "slow" in mesh.router.mesh.snapshot.config.tenants)
+    for _ in range(2):
+        await ask(mesh, "ft-slow")
+    with pytest.raises(MeshError) as caught:
+        await ask(mesh, "ft-slow")
+
+    assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert caught.value.reason == "RATE_LIMITED"
+    assert caught.value.retry_delay_s is not None
+    assert 0 < caught.value.retry_delay_s <= 100
+    assert await ask(mesh, ACME)
