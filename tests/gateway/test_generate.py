@@ -304,6 +304,7 @@ async def test_what_was_answered_is_counted(edge: Edge) -> None:
 
     before = await counted()
     await edge.complete(max_tokens=7, priority="batch", **GREEDY)
+    await edge.idle()  # a request is counted when its answer has left
     after = await counted()
 
     assert [b - a for a, b in zip(before, after, strict=True)] == [1, 7, 1]
