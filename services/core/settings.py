@@ -175,6 +175,11 @@ class RouterSettings:
         low=0.01,
         high=3600,
     )
+    require_credentials: bool = setting(
+        False,
+        "Ask callers who they are also while there is no tenant, so that nobody gets in when the"
+        " last one is removed.",
+    )
     reflection: str = setting(
         "auto",
         "Whether callers may ask for the list of services (gRPC reflection): auto refuses where"

@@ -31,8 +31,8 @@ class Tenants:
             for name, settings in config.tenants.items()
             for credential in (*settings.key_hashes.split(), *settings.identities.split())
         }
-        # There is somebody to tell from others.
-        self.required = bool(config.tenants)
+        # There is somebody to tell from others, or nobody may come in.
+        self.required = bool(config.tenants) or config.router.require_credentials
 
     def by_key(self, key: str) -> Tenant | None:
         return self._by_credential.get(hash_key(key))

@@ -126,8 +126,14 @@ class Connection(HttpToolsProtocol):
         size = len(self.url) + sum(
             len(name) + len(value) + len(b": \r\n") for name, value in self.headers
         )
+        version = self.parser.get_http_version()
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
         if size > self._bounds.max_header_bytes:
             self._refuse_headers()
+        elif version not in ("1.0", "1.1"):
+            self.send_400_response(f"HTTP/{version} is not spoken here: use HTTP/1.1")
+        elif num_hosts > 1 or (version == "1.1" and not num_hosts):  # RFC 9112, 3.2
+            self.send_400_response(f"there must be one Host header; got {num_hosts}")
         else:
             super().on_headers_complete()
 

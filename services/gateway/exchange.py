@@ -66,12 +66,11 @@ class Exchange:
         self._send = send
 
     def credentials(self) -> tuple[tuple[str, str], ...]:
-        """The caller's keys, as gRPC metadata."""
+        """The caller's keys, as gRPC metadata; "" for what gRPC would not carry: nobody's key."""
         return tuple(
-            (name, value)
+            (name, value if _METADATA_VALUE.fullmatch(value) else "")
             for name in ("authorization", "x-api-key")
             for value in self.headers.getlist(name)
-            if _METADATA_VALUE.fullmatch(value)
         )
 
     async def read_json_body(self, *, max_bytes: int, timeout_s: float) -> bytes:

@@ -17,7 +17,7 @@ from services.core.settings import GatewaySettings
 from services.gateway.connection import Connection, ConnectionBounds, make_config
 from services.runtime.logs import event
 from services.runtime.resource import Resource
-from services.runtime.startup import StartupError
+from services.runtime.startup import StartupError, parse_listen
 from services.runtime.tasks import end_tasks
 from services.runtime.tls import CERTIFICATE_FILE, KEY_FILE, Tls
 
@@ -129,15 +129,11 @@ class HttpServer(Resource):
 
 async def _bind(listen: str) -> tuple[socket.socket, str]:
     """The first address of the host that can be had."""
-    host, separator, port = listen.rpartition(":")
-    if not separator or not port.isdecimal():
-        raise StartupError(f"cannot listen on {listen!r}: must be host:port")
+    host, port = parse_listen(listen)
     bare = host.removeprefix("[").removesuffix("]") or None
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(
-            bare, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        found = await loop.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise StartupError(f"cannot listen on {listen}: {error.strerror}") from error
     reason = "it has no address"

@@ -136,7 +136,7 @@ class MeshAnswer:
         if self._call is None:
             response = await self._first()
         else:
-            response = await _read(self._call)
+            response = await self._next(self._call)
         if response is None and not self._is_complete:
             raise MeshError(grpc.StatusCode.UNKNOWN, "the stream ended before the answer")
         if response is not None and response.HasField("finished"):
@@ -165,7 +165,7 @@ class MeshAnswer:
                 response = await _read(self._call)
             except MeshError as failure:
                 # One that says why is there, and another one would say the same.
-                if failure.code not in _GONE or failure.reason:
+                if not _says_nothing(failure):
                     raise
                 error = failure
             else:
@@ -175,10 +175,24 @@ class MeshAnswer:
             raise unavailable("there is no router in the mesh", code="no_router")
         raise unavailable(f"no router can be reached: {error.message}", code="router_unavailable")
 
+    async def _next(self, call: Call) -> Response | None:
+        try:
+            return await _read(call)
+        except MeshError as failure:
+            if not _says_nothing(failure):
+                raise
+            message = f"the router was lost in the middle of the answer: {failure.message}"
+            raise MeshError(failure.code, message, reason="ROUTER_LOST") from None
+
     def _release(self) -> None:
         call, self._call = self._call, None
         if call is not None:
             self._routers.release(self._address, call)
+
+
+def _says_nothing(failure: MeshError) -> bool:
+    """It is gRPC's own: nobody is there to give a reason."""
+    return failure.code in _GONE and not failure.reason
 
 
 async def merge(answers: Sequence[MeshAnswer]) -> AsyncGenerator[tuple[int, Response], None]:

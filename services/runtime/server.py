@@ -17,7 +17,7 @@ from services.runtime.channels import KEEPALIVE_TIME_MS, MAX_MESSAGE_BYTES, mess
 from services.runtime.identity import MAX_METADATA_BYTES
 from services.runtime.interceptor import Context, ErrorInterceptor
 from services.runtime.peers import MeshPeersOnly
-from services.runtime.startup import StartupError
+from services.runtime.startup import StartupError, parse_listen
 from services.runtime.tls import Tls
 
 __all__ = ["Context", "MeshServer"]
@@ -113,10 +113,8 @@ class MeshServer:
 
     async def _bind(self, listen: str, *, ask_clients: bool) -> str:
         """Without TLS nobody can be asked."""
-        host, separator, port = listen.rpartition(":")
-        if not separator or not port.isdecimal():
-            raise StartupError(f"cannot listen on {listen!r}: must be host:port")
-        await _check_free(listen, host, int(port))
+        host, port = parse_listen(listen)
+        await _check_free(listen, host, port)
         try:
             if self._tls is None:
                 bound_port = self.server.add_insecure_port(listen)

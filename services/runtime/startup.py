@@ -2,6 +2,26 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+MAX_PORT = 65535
+
 
 class StartupError(Exception):
     """One readable line that says what to change; the process exits with code 3."""
+
+
+class ListenAddress(NamedTuple):
+    # As it was written, an IPv6 address in brackets; "" for every interface.
+    host: str
+    port: int
+
+
+def parse_listen(listen: str) -> ListenAddress:
+    """`host:port`; port 0 takes a free one. Raises StartupError."""
+    host, separator, port = listen.rpartition(":")
+    if not (separator and port.isascii() and port.isdecimal()):
+        raise StartupError(f"cannot listen on {listen!r}: must be host:port")
+    if int(port) > MAX_PORT:
+        raise StartupError(f"cannot listen on {listen!r}: the port must be at most {MAX_PORT}")
+    return ListenAddress(host, int(port))

@@ -10,6 +10,7 @@ import ipaddress
 import logging
 import os
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 import grpc
 
 from services.runtime.logs import event
-from services.runtime.startup import StartupError
+from services.runtime.startup import StartupError, parse_listen
 
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
 # The DNS name that services have in their certificates, and nobody else.
@@ -27,6 +28,9 @@ MESH_NAME = "firsttoken.mesh"
 TLS_DIR_VARIABLE = "FIRSTTOKEN_TLS_DIR"
 # On the request path the files are looked at this often.
 CHECK_INTERVAL_S = 1.0
+
+# Who but the owner may do what with a file.
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 Stamp: TypeAlias = tuple[tuple[int, int, int] | None, ...]
 
@@ -160,6 +164,10 @@ class Tls:
         else:
             files = TlsFiles(*map(_read_file, paths))
         check_files(files, self.directory, needed_name=MESH_NAME if self._service else "")
+        if files.key and key.stat().st_mode & OTHERS:
+            # A warning alone: Kubernetes mounts secrets like that.
+            advice = f"others on this machine can read it: chmod 600 {key}"
+            event(logger, logging.WARNING, "private key is not private", reason=advice)
         return files
 
 
@@ -183,7 +191,7 @@ def _read_file(path: Path) -> bytes:
 
 def require_private(listen: str, *, insecure: bool) -> None:
     """Without TLS only this machine gets in, unless `insecure`. Raises StartupError."""
-    host = listen.rpartition(":")[0]
+    host = parse_listen(listen).host
     if not insecure and not is_loopback(host):
         raise StartupError(
             f"listening on {listen} without TLS would let in whoever reaches it: give"

@@ -49,3 +49,10 @@ def test_the_hash_of_a_key_in_a_certificate_is_no_key() -> None:
 
 def test_without_tenants_nobody_is_asked() -> None:
     assert not Tenants(MeshConfig()).required
+
+
+def test_a_mesh_that_requires_credentials_asks_also_without_tenants() -> None:
+    tenants = Tenants(parse({"router": {"require_credentials": True}}))
+
+    assert tenants.required
+    assert tenants.by_key("") is None

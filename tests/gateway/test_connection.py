@@ -241,6 +241,24 @@ async def test_an_old_client_is_answered_and_left(edge: Edge) -> None:
     assert response.endswith(b'{"status":"ok"}')
 
 
+@pytest.mark.parametrize(
+    ("head", "rule"),
+    [
+        (b"GET /health HTTP/1.1\r\n\r\n", "one Host header; got 0"),
+        (b"GET /health HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", "one Host header; got 2"),
+        (b"GET /health HTTP/1.0\r\nhost: a\r\nhost: b\r\n\r\n", "one Host header; got 2"),
+        (b"GET /health HTTP/2.0\r\nhost: a\r\n\r\n", "HTTP/2.0 is not spoken here"),
+    ],
+)
+async def test_a_request_that_proxies_could_read_in_two_ways_is_refused(
+    edge: Edge, head: bytes, rule: str
+) -> None:
+    response = await talk(edge, head)
+
+    assert status_of(response) == 400
+    assert rule in error_of(response)["message"]
+
+
 async def test_an_upgrade_that_is_not_offered_is_passed_over(edge: Edge) -> None:
     wish = [
         "connection: Upgrade, HTTP2-Settings",

@@ -25,7 +25,9 @@ from tests.runtime.ports import free_port
 from tests.runtime.waiting import eventually
 
 
-@pytest.mark.parametrize("listen", ["nonsense", "127.0.0.1", "127.0.0.1:x", "no.such.host.:80"])
+@pytest.mark.parametrize(
+    "listen", ["nonsense", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", "no.such.host.:80"]
+)
 async def test_an_address_that_is_none_is_refused(listen: str) -> None:
     async with ControlNode(config=simulated()) as control:
         with pytest.raises(StartupError, match="cannot listen on"):

@@ -45,6 +45,8 @@ async def edge() -> AsyncIterator[Edge]:
         {"x-api-key": "wrong"},
         {"x-api-key": b"ft-acme\xff"},
         {"x-api-key": "x" * 3000},
+        {"x-api-key": "x" * 9000},
+        {"authorization": "Bearer ключ".encode()},
         {"authorization": "Bearer wrong", "x-api-key": KEY},
         {"firsttoken-tenant": "acme"},
     ],
@@ -59,6 +61,17 @@ async def test_nobody_without_a_key_is_told_anything(
     assert response.headers["www-authenticate"].startswith("Bearer")
     assert response.json()["error"]["code"] == "invalid_api_key"
     assert MODEL not in response.text
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/models"])
+@pytest.mark.parametrize("key", [b"x" * 9000, "ключ".encode()])
+async def test_a_key_that_can_be_nobody_s_is_not_taken_for_none(
+    edge: Edge, path: str, key: bytes
+) -> None:
+    method = "GET" if "models" in path else "POST"
+    response = await edge.http.request(method, path, json=BODY, headers={b"x-api-key": key})
+
+    assert "no tenant has this API key" in response.json()["error"]["message"]
 
 
 async def test_a_bad_key_is_refused_before_the_body_is_read(edge: Edge) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -18,6 +19,7 @@ from services.runtime.membership import ControlClient
 from tests.gateway.edges import Edge, chat_body, open_http, refusal, run_edge
 from tests.router.meshes import simulated
 from tests.runtime.ports import free_port
+from tests.runtime.processes import running
 from tests.runtime.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -68,6 +70,23 @@ async def test_a_router_that_cannot_be_reached_is_passed_over(edge: Edge) -> Non
         for _ in range(4):
             assert (await edge.http.post(CHAT, json=BODY)).status_code == 200
     await eventually(lambda: gone not in edge.node.gateway.members.routers)
+    await edge.idle()
+
+
+async def test_a_router_that_dies_in_an_answer_is_named(edge: Edge) -> None:
+    [worker] = edge.mesh.workers
+    async with running("router", "--control", edge.mesh.control.address) as second:
+        await eventually(lambda: len(edge.node.gateway.members.routers) == 2)
+        body = chat_body(max_tokens=400, ignore_eos=True, stream=True)
+        asking = [asyncio.ensure_future(edge.http.post(CHAT, json=body)) for _ in range(2)]
+        await eventually(lambda: worker.num_streams == 2)
+        second.send(signal.SIGKILL)
+        answers = [(await each).text for each in asking]
+
+    lost = [text for text in answers if "[DONE]" not in text]
+    assert len(lost) == 1
+    assert "the router was lost in the middle of the answer" in lost[0]
+    assert '"code":"router_lost"' in lost[0]
     await edge.idle()
 
 

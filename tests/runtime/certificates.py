@@ -29,6 +29,7 @@ def replace(path: Path, content: bytes) -> None:
     """At once, as a careful operator does."""
     new = path.with_suffix(".new")
     new.write_bytes(content)
+    new.chmod(0o600)
     new.replace(path)
 
 

@@ -68,6 +68,7 @@ async def test_a_port_is_free_again_as_soon_as_the_server_has_stopped() -> None:
     [
         ("127.0.0.1", "must be host:port"),
         ("127.0.0.1:http", "must be host:port"),
+        ("127.0.0.1:99999", "the port must be at most 65535"),
         ("192.0.2.1:7000", "Cannot assign requested address"),
         ("no.such.host.invalid:7000", ""),
     ],

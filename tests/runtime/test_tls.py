@@ -514,6 +514,22 @@ def test_only_loopback_is_private(host: str, private: bool) -> None:
             require_private(f"{host}:7100", insecure=False)
 
 
+def test_an_address_without_a_port_is_not_blamed_on_tls() -> None:
+    with pytest.raises(StartupError, match="must be host:port"):
+        require_private("0.0.0.0", insecure=False)
+
+
+@pytest.mark.parametrize(("mode", "is_said"), [(0o600, False), (0o644, True), (0o640, True)])
+def test_a_key_that_others_can_read_is_said(
+    directory: Path, caplog: pytest.LogCaptureFixture, mode: int, is_said: bool
+) -> None:
+    (directory / KEY_FILE).chmod(mode)
+
+    Tls(directory)
+
+    assert ("private key is not private" in caplog.messages) is is_said
+
+
 @pytest.mark.parametrize(
     "module", ["services.control", "services.tokenizer", "kvstore", "worker", "router"]
 )
