@@ -14,6 +14,7 @@ from services.cli.local_ca import LocalCa
 from services.control.node import ControlNode
 from services.core.config import parse
 from services.core.errors import InvalidArgument
+from services.gateway import server
 from services.gateway.node import GatewayNode
 from services.runtime.startup import StartupError
 from services.runtime.tls import CA_FILE, MESH_NAME, Tls
@@ -109,3 +110,20 @@ async def test_it_speaks_https_and_takes_a_new_certificate(tmp_path: Path) -> No
             return await certificate() != before
 
         await eventually(is_new, "the new certificate")
+
+
+async def test_a_client_that_never_greets_is_hung_up_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "HANDSHAKE_TIMEOUT_S", 0.2)
+    ca = LocalCa.new()
+    tls = Tls(write(tmp_path, ca.pem.certificate, ca.service()))
+    async with (
+        ControlNode(config=simulated(), tls=tls) as control,
+        GatewayNode(control=control.address, tls=tls) as node,
+    ):
+        host, _, port = node.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        async with asyncio.timeout(30):
+            assert await reader.read() == b""
+        writer.close()
