@@ -1,0 +1,1 @@
+"""The real router and scheduler cores with virtual workers, in one process, under virtual time."""
