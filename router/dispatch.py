@@ -16,8 +16,11 @@ from typing import NamedTuple, TypeAlias
 
 from router.admission import AdmissionQueue, RequestClass, Ticket
 from router.fleet import Announced, Fleet, Role, Slot, Worker
+from router.knowledge import AnnouncedStore, Errand, Knowledge
 from router.prefill import PrefillChoice
-from router.strategies import Prompt, make_strategy
+from router.prompt import Choice, Prompt
+from router.reports import Report
+from router.strategies import make_strategy
 from services.core.config import Snapshot
 from services.core.errors import Unavailable
 
@@ -26,6 +29,7 @@ class Grant(NamedTuple):
     """A worker for a request. Release it, or leave it as a context, whatever becomes of that."""
 
     slot: Slot
+    choice: Choice
     # At the worker that may compute the prompt: the prompt is outstanding there until
     # the first token is seen.
     prefill: Slot | None
@@ -33,19 +37,49 @@ class Grant(NamedTuple):
     granted_s: float
     # The configuration under which the worker was chosen.
     generation: int
+    # What is known from now on of the workers; none where nobody asks.
+    errands: tuple[Errand, ...] = ()
+    clock: Callable[[], float] = time.monotonic
 
     @property
     def prefill_address(self) -> str:
         """Empty without a prefill worker."""
         return self.prefill.worker.announced.address if self.prefill else ""
 
-    def release_prefill(self) -> None:
+    def first_token(self) -> None:
+        """It has come: the prompt is computed. May be called twice."""
+        now_s = self.clock()
+        for errand in self.errands:
+            errand.first_token(now_s)
         if self.prefill is not None:
             self.prefill.release()
 
+    def finished(
+        self,
+        *,
+        cached_tokens: int,
+        evaluated_tokens: int,
+        loaded_blocks: int = 0,
+        load_s: float = 0.0,
+    ) -> None:
+        """The answer is whole, and its worker says what it found and did: once at most."""
+        now_s = self.clock()
+        for errand in self.errands[:1]:
+            errand.finished(
+                cached_tokens=cached_tokens,
+                evaluated_tokens=evaluated_tokens,
+                loaded_blocks=loaded_blocks,
+                load_s=load_s,
+                now_s=now_s,
+            )
+
     def release(self) -> None:
-        """May be called twice."""
-        self.release_prefill()
+        """May be called twice. What was expected and is not finished is expected no longer."""
+        now_s = self.clock()
+        for errand in self.errands:
+            errand.release(now_s)
+        if self.prefill is not None:
+            self.prefill.release()
         self.slot.release()
 
     def __enter__(self) -> Grant:
@@ -79,6 +113,7 @@ class Dispatcher:
         self._queue = AdmissionQueue[Waiter](max_queue=0, ageing_s=0)
         self._deserted_since_s: float | None = None
         self._alarm: asyncio.TimerHandle | None = None
+        self._knowledge = Knowledge(snapshot.config.router.index_max_blocks)
         self.configure(snapshot)
 
     @property
@@ -103,14 +138,19 @@ class Dispatcher:
         return self._prefill_fleet.workers
 
     @property
+    def knowledge(self) -> Knowledge:
+        return self._knowledge
+
+    @property
     def max_context_tokens(self) -> int | None:
         return self._fleet.max_context_tokens()
 
     def configure(self, snapshot: Snapshot) -> None:
         settings = snapshot.config.router
         self._generation = snapshot.generation
-        self._strategy = make_strategy(settings)
-        self._prefill_choice = PrefillChoice(settings)
+        self._knowledge.index.resize(settings.index_max_blocks)
+        self._strategy = make_strategy(snapshot.config, self._knowledge)
+        self._prefill_choice = PrefillChoice(settings, self._strategy)
         self._worker_wait_s = settings.worker_wait_s
         self._queue.configure(max_queue=settings.max_queue, ageing_s=settings.batch_ageing_s)
         self._turn()
@@ -119,7 +159,19 @@ class Dispatcher:
         everyone = tuple(announced)
         self._fleet.update(each for each in everyone if each.role is not Role.PREFILL)
         self._prefill_fleet.update(each for each in everyone if each.role is Role.PREFILL)
+        self._knowledge.update_workers([*self._fleet.workers, *self._prefill_fleet.workers])
         self._turn()
+
+    def update_stores(self, stores: Iterable[AnnouncedStore]) -> None:
+        self._knowledge.update_stores(stores)
+
+    def hear(self, holder_id: str, report: Report) -> bool:
+        """What a worker or a store tells. False: something is missing; get a new snapshot."""
+        return self._knowledge.hear(holder_id, report, self._clock())
+
+    def deaf(self, holder_id: str) -> None:
+        """Its reports have ended, for now."""
+        self._knowledge.deaf(holder_id)
 
     def enter(self, request_class: RequestClass) -> Place:
         """A place to hold as a context. Raises Overloaded when the queue is full."""
@@ -169,6 +221,7 @@ class Dispatcher:
         for fleet in (self._fleet, self._prefill_fleet):
             fleet.check_integrity()
             assert fleet.num_in_flight == 0, f"slots are still held: {fleet.workers}"
+        self._knowledge.check_idle()
 
     def _turn(self) -> None:
         now_s = self._clock()
@@ -185,15 +238,35 @@ class Dispatcher:
             prompt, grant = self._queue.grant(place, now_s)
             if grant.done():  # its request was cancelled, and has not run to its end yet
                 continue
-            worker = self._strategy.choose(candidates, prompt)
-            slot = self._fleet.take(worker, prompt.num_tokens)
-            prefill = self._take_prefill(worker, prompt, now_s)
-            grant.set_result(Grant(slot, prefill, granted_s, self._generation))
+            grant.set_result(self._assign(candidates, prompt, granted_s, now_s))
 
-    def _take_prefill(self, decode: Worker, prompt: Prompt, now_s: float) -> Slot | None:
-        fleet = self._prefill_fleet
-        chosen = self._prefill_choice.choose(fleet.workers, decode, prompt, now_s)
-        return None if chosen is None else fleet.take(chosen, prompt.num_tokens)
+    def _assign(
+        self, candidates: list[Worker], prompt: Prompt, granted_s: float, now_s: float
+    ) -> Grant:
+        choice = self._strategy.choose(candidates, prompt, now_s)
+        slot = self._fleet.take(choice.worker, prompt.num_tokens)
+        prefill = self._prefill_choice.choose(
+            self._prefill_fleet.workers, choice.worker, prompt, now_s
+        )
+        prefill_slot = None
+        if prefill is not None:
+            prefill_slot = self._prefill_fleet.take(prefill.worker, prompt.num_tokens)
+        errands = self._begin(choice, prefill, prompt, now_s)
+        return Grant(slot, choice, prefill_slot, granted_s, self._generation, errands, self._clock)
+
+    def _begin(
+        self, choice: Choice, prefill: Choice | None, prompt: Prompt, now_s: float
+    ) -> tuple[Errand, ...]:
+        if choice.predicted_tokens is None:
+            return ()
+        if prefill is None or prefill.predicted_tokens is None:
+            return (self._knowledge.begin(choice, prompt, now_s),)
+        # The decode worker gets the blocks, and the other one the work.
+        taken = choice._replace(uncached_tokens=0, work_s=0.0)
+        return (
+            self._knowledge.begin(taken, prompt, now_s),
+            self._knowledge.begin(prefill, prompt, now_s),
+        )
 
     def _give_up(self, now_s: float) -> None:
         if not self._fleet.is_deserted(now_s):

@@ -40,6 +40,8 @@ class Announced(NamedTuple):
     role: Role = Role.BOTH
     # Workers of equal fingerprints can exchange KV.
     fingerprint: str = ""
+    # KV blocks that it can keep; 0: it does not say.
+    num_blocks: int = 0
 
 
 class Worker:
@@ -133,6 +135,9 @@ class Fleet:
         self._on_room = on_room
         # A worker that has left stays until its last request has.
         self._workers: dict[str, Worker] = {}
+        # Those with room, and those of which only the time tells.
+        self._open: dict[Worker, None] = {}
+        self._doubtful: dict[Worker, None] = {}
         self._turn = 0
         self.num_in_flight = 0
 
@@ -151,11 +156,14 @@ class Fleet:
                 _clear(worker)
             worker.announce(each)
         for worker in self.workers:
+            self._sort(worker)
             self._forget_if_gone(worker)
 
     def candidates(self, now_s: float) -> list[Worker]:
         """Workers that could take a request now."""
-        return [worker for worker in self._workers.values() if worker.room(now_s)]
+        if not self._doubtful:
+            return list(self._open)
+        return [*self._open, *(worker for worker in self._doubtful if worker.room(now_s))]
 
     def room(self, now_s: float) -> int:
         """Requests that the workers together could take now."""
@@ -190,6 +198,7 @@ class Fleet:
         worker.in_flight += 1
         worker.outstanding_tokens += num_tokens
         self.num_in_flight += 1
+        self._sort(worker)
         return Slot(worker, num_tokens, self._release)
 
     def suspect(self, worker: Worker, now_s: float) -> None:
@@ -199,15 +208,18 @@ class Fleet:
         pause_s = min(FIRST_SUSPICION_S * 2.0**worker.num_failures, LONGEST_SUSPICION_S)
         worker.num_failures += 1
         worker.avoided_until_s = now_s + pause_s
+        self._sort(worker)
 
     def pause(self, worker: Worker, now_s: float) -> None:
         """It says that it is full."""
         worker.avoided_until_s = max(worker.avoided_until_s, now_s + FULL_PAUSE_S)
+        self._sort(worker)
 
     def trust(self, worker: Worker) -> None:
         """It has answered a call."""
         if worker.num_failures:
             _clear(worker)
+            self._sort(worker)
             self._on_room()
 
     def check_integrity(self) -> None:
@@ -218,18 +230,34 @@ class Fleet:
             assert worker.outstanding_tokens >= 0
             assert worker.in_flight or not worker.outstanding_tokens
             assert worker.present or worker.in_flight, f"{worker} has left and is still known"
+            if worker not in self._doubtful:
+                assert (worker in self._open) == (worker.room(math.inf) > 0)
+        assert not self._open.keys() & self._doubtful.keys()
+        assert self._open.keys() | self._doubtful.keys() <= set(self._workers.values())
 
     def _release(self, slot: Slot) -> None:
         worker = slot.worker
         worker.in_flight -= 1
         worker.outstanding_tokens -= slot.num_tokens
         self.num_in_flight -= 1
+        self._sort(worker)
         self._forget_if_gone(worker)
         self._on_room()
+
+    def _sort(self, worker: Worker) -> None:
+        """After each change of it. Asking all workers at each request would cost the most."""
+        self._open.pop(worker, None)
+        self._doubtful.pop(worker, None)
+        if worker.num_failures or worker.avoided_until_s > -math.inf:
+            self._doubtful[worker] = None
+        elif worker.room(math.inf):
+            self._open[worker] = None
 
     def _forget_if_gone(self, worker: Worker) -> None:
         if not worker.present and not worker.in_flight:
             del self._workers[worker.announced.id]
+            self._open.pop(worker, None)
+            self._doubtful.pop(worker, None)
 
 
 def _clear(worker: Worker) -> None:

@@ -18,8 +18,8 @@ from router.dispatch import Grant, Place
 from router.fleet import Worker
 from router.mesh import Mesh
 from router.peers import Hop, PeerLost
+from router.prompt import Prompt
 from router.replay import Told, replay
-from router.strategies import Prompt
 from router.workers import WorkerCall, is_finished, make_request, next_message, open_call
 from services.core.errors import MeshError, Unavailable
 from services.core.ledger import Ledger, Segment
@@ -175,7 +175,7 @@ class Journey:
             message = await self._first_message(call, grant)
             seen_s = time.monotonic() - called_s
             self._mesh.dispatcher.answered(grant.slot.worker)
-            grant.release_prefill()
+            grant.first_token()
             await self._forward(call, message, grant, seen_s)
         finally:
             call.cancel()

@@ -32,10 +32,11 @@ class LoadEvent(NamedTuple):
 
 
 class SnapshotEvent(NamedTuple):
-    """All that it holds now: it replaces what was known."""
+    """All that it holds now: it replaces what was known, unless it `continues` a large one."""
 
     prefix_keys: tuple[bytes, ...]
     load: LoadEvent | None = None
+    continues: bool = False
 
 
 class StoredEvent(NamedTuple):

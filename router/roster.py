@@ -56,4 +56,5 @@ def _announced(member: control_pb2.Member, model: str) -> Announced:
         max_context_tokens=member.worker.max_context_tokens,
         role=_ROLES.get(member.worker.role, Role.BOTH),
         fingerprint=member.worker.fingerprint,
+        num_blocks=member.worker.num_blocks,
     )

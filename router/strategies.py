@@ -1,7 +1,7 @@
 """How a worker is chosen among those that could take the request now.
 
-A strategy keeps no state of its own that a change of configuration would lose:
-whose turn it is and what is in flight, the workers carry.
+A strategy keeps no state of its own that a change of configuration would lose: whose turn it
+is and what is in flight, the workers carry; who has which blocks, the router's knowledge.
 """
 
 from __future__ import annotations
@@ -9,31 +9,19 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from router.fleet import Worker
+from router.knowledge import Knowledge
+from router.kv_aware import KvAware
+from router.prompt import Choice, Prompt
 from services.core.keys import KEY_BYTES
-from services.core.settings import RouterSettings
+from services.core.settings import MeshConfig
 from services.core.tokens import BYTES_PER_TOKEN
 
 
-class Prompt(NamedTuple):
-    """What a strategy may know of a request."""
-
-    token_ids: bytes
-    # The chain's root, then one key per full block.
-    prefix_keys: bytes
-    block_tokens: int
-    # The first bytes of its text; empty unless the configuration asks for them.
-    text_head: bytes = b""
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.token_ids) // BYTES_PER_TOKEN
-
-
 class Strategy(Protocol):
-    def choose(self, candidates: Sequence[Worker], prompt: Prompt) -> Worker:
+    def choose(self, candidates: Sequence[Worker], prompt: Prompt, now_s: float) -> Choice:
         """One of `candidates`: at least one, all with room."""
         ...
 
@@ -41,23 +29,23 @@ class Strategy(Protocol):
 class RoundRobin:
     """The one that was taken longest ago."""
 
-    def choose(self, candidates: Sequence[Worker], prompt: Prompt) -> Worker:
-        return min(candidates, key=_turn)
+    def choose(self, candidates: Sequence[Worker], prompt: Prompt, now_s: float) -> Choice:
+        return Choice(min(candidates, key=_turn), len(candidates), "its turn")
 
 
 class Random:
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.Random(seed)
 
-    def choose(self, candidates: Sequence[Worker], prompt: Prompt) -> Worker:
-        return self._random.choice(candidates)
+    def choose(self, candidates: Sequence[Worker], prompt: Prompt, now_s: float) -> Choice:
+        return Choice(self._random.choice(candidates), len(candidates), "by chance")
 
 
 class LeastOutstanding:
     """The fewest requests in flight; among equals, the one that was taken longest ago."""
 
-    def choose(self, candidates: Sequence[Worker], prompt: Prompt) -> Worker:
-        return min(candidates, key=_outstanding)
+    def choose(self, candidates: Sequence[Worker], prompt: Prompt, now_s: float) -> Choice:
+        return Choice(min(candidates, key=outstanding), len(candidates), "least in flight")
 
 
 class PrefixAware:
@@ -75,12 +63,14 @@ class PrefixAware:
         self._prefix_length_bytes = prefix_length_bytes
         self._concurrency_threshold = concurrency_threshold
 
-    def choose(self, candidates: Sequence[Worker], prompt: Prompt) -> Worker:
+    def choose(self, candidates: Sequence[Worker], prompt: Prompt, now_s: float) -> Choice:
         calm = [each for each in candidates if each.in_flight < self._concurrency_threshold]
         if not calm:
-            return min(candidates, key=_outstanding)
+            least = min(candidates, key=outstanding)
+            return Choice(least, len(candidates), "all are busy: least in flight")
         beginning = self.fingerprint(prompt)
-        return max(calm, key=lambda worker: affinity(worker, beginning))
+        chosen = max(calm, key=lambda worker: affinity(worker, beginning))
+        return Choice(chosen, len(candidates), "its beginning")
 
     def fingerprint(self, prompt: Prompt) -> bytes:
         """Equal for prompts that begin alike, of the same tenant and salt."""
@@ -90,12 +80,13 @@ class PrefixAware:
         return fingerprint(prompt, self._prefix_length)
 
 
-def make_strategy(settings: RouterSettings, *, seed: int | None = None) -> Strategy:
+def make_strategy(config: MeshConfig, knowledge: Knowledge) -> Strategy:
+    settings = config.router
     match settings.routing_strategy:
         case "round_robin":
             return RoundRobin()
         case "random":
-            return Random(seed)
+            return Random()
         case "least_outstanding":
             return LeastOutstanding()
         case "prefix_aware":
@@ -104,6 +95,8 @@ def make_strategy(settings: RouterSettings, *, seed: int | None = None) -> Strat
                 prefix_length_bytes=settings.prefix_length_bytes,
                 concurrency_threshold=settings.concurrency_threshold,
             )
+        case "kv_aware":
+            return KvAware(knowledge, step_tokens=config.worker.max_batch_tokens)
     raise AssertionError(f"no strategy {settings.routing_strategy!r}")  # config admits no other
 
 
@@ -126,7 +119,7 @@ def _turn(worker: Worker) -> int:
     return worker.turn
 
 
-def _outstanding(worker: Worker) -> tuple[int, int]:
+def outstanding(worker: Worker) -> tuple[int, int]:
     return worker.in_flight, worker.turn
 
 

@@ -10,7 +10,7 @@ import grpc
 from firsttoken.router.v1 import inference_pb2
 from firsttoken.worker.v1 import worker_pb2
 from router.peers import Hop, answer_of
-from router.strategies import Prompt
+from router.prompt import Prompt
 
 WorkerMethod: TypeAlias = "grpc.aio.UnaryStreamMultiCallable[worker_pb2.GenerateRequest, bytes]"
 WorkerCall: TypeAlias = "grpc.aio.UnaryStreamCall[worker_pb2.GenerateRequest, bytes]"

@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 
 from services.core import redis_url
 
-ROUTING_STRATEGIES = ("round_robin", "random", "least_outstanding", "prefix_aware")
+ROUTING_STRATEGIES = (
+    "round_robin",
+    "random",
+    "least_outstanding",
+    "prefix_aware",
+    "kv_aware",
+)
 ENGINES = ("llamacpp", "simulated")
 EVICTION_POLICIES = ("s3fifo", "slru", "lru")
 KV_LOAD_MODES = ("auto", "always", "never")
@@ -116,7 +122,13 @@ class TokenizerSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
     routing_strategy: str = setting(
-        "prefix_aware", "How a worker is chosen.", choices=ROUTING_STRATEGIES
+        "kv_aware", "How a worker is chosen.", choices=ROUTING_STRATEGIES
+    )
+    index_max_blocks: int = setting(
+        1_000_000,
+        "kv_aware: most KV blocks of the workers that the router remembers, about 400 bytes each.",
+        low=1,
+        high=100_000_000,
     )
     prefix_length: int = setting(
         256,

@@ -10,7 +10,7 @@ import pytest
 
 from router.admission import RequestClass
 from router.dispatch import Dispatcher, Grant
-from router.strategies import Prompt
+from router.prompt import Prompt
 from services.core import config
 from services.core.config import Snapshot
 from services.core.errors import Overloaded, Unavailable
@@ -38,7 +38,7 @@ async def hold(
     """A request that keeps its worker until `done`."""
     with dispatcher.enter(request_class) as place:
         grant = await dispatcher.wait_for_worker(place, PROMPT)
-        with grant.slot:
+        with grant:
             await done.wait()
             return grant
 
@@ -142,11 +142,11 @@ async def test_avoids_a_failed_worker_and_tries_it_again_later(
     dispatcher.update_workers([announce("a")])
     with dispatcher.enter(INTERACTIVE) as place:
         grant = await dispatcher.wait_for_worker(place, PROMPT)
-        with grant.slot as slot:
-            dispatcher.failed(slot.worker)
+        with grant:
+            dispatcher.failed(grant.slot.worker)
         assert dispatcher.workers[0].room(grant.granted_s) == 0
         again = await dispatcher.wait_for_worker(place, PROMPT)
-        again.slot.release()
+        again.release()
 
     assert again.granted_s >= grant.granted_s + 0.02
 

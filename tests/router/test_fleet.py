@@ -9,7 +9,7 @@ from tests.router.fleets import announce, make_fleet
 
 
 def names(fleet: Fleet, now_s: float = 0.0) -> str:
-    return "".join(worker.announced.id for worker in fleet.candidates(now_s))
+    return "".join(sorted(worker.announced.id for worker in fleet.candidates(now_s)))
 
 
 def test_knows_the_ready_workers_of_the_membership() -> None:

@@ -7,7 +7,7 @@ import pytest
 from firsttoken.control.v1 import control_pb2
 from router.admission import RequestClass
 from router.mesh import Mesh
-from router.strategies import Prompt
+from router.prompt import Prompt
 from services.core.config import Snapshot
 from services.core.settings import MeshConfig
 from services.runtime.channels import Channels

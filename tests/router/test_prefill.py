@@ -4,7 +4,8 @@ from collections import Counter
 
 from router.fleet import Fleet, Role, Slot, Worker
 from router.prefill import PrefillChoice
-from router.strategies import Prompt
+from router.prompt import Prompt
+from router.strategies import RoundRobin
 from services.core.settings import RouterSettings
 from tests.router.fleets import announce, make_worker
 from tests.router.test_strategies import make_prompt
@@ -20,14 +21,15 @@ def make_prefill_fleet(*names: str) -> Fleet:
 
 def make_choice(*, prefix_length: int = 32, affinity_tokens: int = 0) -> PrefillChoice:
     return PrefillChoice(
-        RouterSettings(prefix_length=prefix_length, prefill_affinity_tokens=affinity_tokens)
+        RouterSettings(prefix_length=prefix_length, prefill_affinity_tokens=affinity_tokens),
+        RoundRobin(),
     )
 
 
 def choose(choice: PrefillChoice, fleet: Fleet, prompt: Prompt, now_s: float = 0.0) -> Worker:
-    worker = choice.choose(fleet.workers, DECODE, prompt, now_s)
-    assert worker is not None
-    return worker
+    chosen = choice.choose(fleet.workers, DECODE, prompt, now_s)
+    assert chosen is not None
+    return chosen.worker
 
 
 def take(fleet: Fleet, name: str, num_tokens: int) -> Slot:
@@ -95,7 +97,9 @@ def test_only_equal_fingerprints_exchange_kv() -> None:
     equal = make_worker("c")
 
     assert make_choice().choose(others, DECODE, PROMPT, 0.0) is None
-    assert make_choice().choose([*others, equal], DECODE, PROMPT, 0.0) is equal
+    chosen = make_choice().choose([*others, equal], DECODE, PROMPT, 0.0)
+    assert chosen is not None
+    assert chosen.worker is equal
 
 
 def test_a_worker_does_not_prefill_for_itself() -> None:
@@ -105,7 +109,9 @@ def test_a_worker_does_not_prefill_for_itself() -> None:
 def test_passes_over_who_cannot_hold_the_prompt() -> None:
     small, enough = (make_worker(str(size), max_context_tokens=size) for size in (40, 41))
 
-    assert make_choice().choose([small, enough], DECODE, PROMPT, 0.0) is enough
+    chosen = make_choice().choose([small, enough], DECODE, PROMPT, 0.0)
+    assert chosen is not None
+    assert chosen.worker is enough
 
 
 def test_avoids_who_is_not_ready_or_has_failed() -> None:

@@ -1,25 +1,34 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
 from router.fleet import Worker
+from router.knowledge import Knowledge
+from router.prompt import Prompt
 from router.strategies import (
     LeastOutstanding,
     PrefixAware,
-    Prompt,
     Random,
     RoundRobin,
     Strategy,
     make_strategy,
 )
 from services.core.keys import extend_keys, join_keys, root_key
-from services.core.settings import ROUTING_STRATEGIES, RouterSettings
+from services.core.settings import ROUTING_STRATEGIES, MeshConfig, RouterSettings
 from services.core.tokens import pack
 from tests.router.fleets import make_fleet, make_worker
 
 BLOCK_TOKENS = 16
+
+
+def choose(strategy: Strategy, workers: Sequence[Worker], prompt: Prompt) -> Worker:
+    choice = strategy.choose(workers, prompt, 0.0)
+    assert choice.num_candidates == len(workers)
+    assert choice.reason
+    return choice.worker
 
 
 def make_prompt(*token_ids: int, tenant: str = "", text: bytes = b"") -> Prompt:
@@ -50,7 +59,10 @@ PROMPTS = [make_prompt(*range(start, start + 40)) for start in range(300)]
 @pytest.mark.parametrize("strategy", ROUTING_STRATEGIES)
 def test_makes_every_configured_strategy(strategy: str) -> None:
     workers = [make_worker("a"), make_worker("b", in_flight=7)]
-    chosen = make_strategy(RouterSettings(routing_strategy=strategy)).choose(workers, ANY)
+    config = MeshConfig(router=RouterSettings(routing_strategy=strategy))
+    knowledge = Knowledge(100)
+    knowledge.update_workers(workers)
+    chosen = choose(make_strategy(config, knowledge), workers, ANY)
 
     assert chosen in workers
 
@@ -60,11 +72,11 @@ def test_round_robin_takes_turns_however_the_candidates_change() -> None:
     strategy, chosen = RoundRobin(), []
     busy = fleet.take(fleet.workers[1])
     for _ in range(3):
-        with fleet.take(strategy.choose(fleet.candidates(0.0), ANY)) as slot:
+        with fleet.take(choose(strategy, fleet.candidates(0.0), ANY)) as slot:
             chosen.append(name(slot.worker))
     busy.release()
     for _ in range(3):
-        with fleet.take(strategy.choose(fleet.candidates(0.0), ANY)) as slot:
+        with fleet.take(choose(strategy, fleet.candidates(0.0), ANY)) as slot:
             chosen.append(name(slot.worker))
 
     assert "".join(chosen) == "acabca"
@@ -73,23 +85,23 @@ def test_round_robin_takes_turns_however_the_candidates_change() -> None:
 def test_random_spreads_and_repeats_by_its_seed() -> None:
     workers = [make_worker(each) for each in "abc"]
     first, again = Random(seed=7), Random(seed=7)
-    chosen = [first.choose(workers, ANY) for _ in range(300)]
+    chosen = [choose(first, workers, ANY) for _ in range(300)]
 
-    assert chosen == [again.choose(workers, ANY) for _ in range(300)]
+    assert chosen == [choose(again, workers, ANY) for _ in range(300)]
     assert min(Counter(map(name, chosen)).values()) > 70
 
 
 def test_least_outstanding_takes_the_least_busy() -> None:
     workers = [make_worker("a", in_flight=2), make_worker("b", in_flight=1)]
 
-    assert name(LeastOutstanding().choose(workers, ANY)) == "b"
+    assert name(choose(LeastOutstanding(), workers, ANY)) == "b"
 
 
 def test_least_outstanding_takes_turns_among_equals() -> None:
     fleet = make_fleet("a", "b", "c")
     chosen = []
     for _ in range(6):
-        with fleet.take(LeastOutstanding().choose(fleet.candidates(0.0), ANY)) as slot:
+        with fleet.take(choose(LeastOutstanding(), fleet.candidates(0.0), ANY)) as slot:
             chosen.append(name(slot.worker))
 
     assert "".join(chosen) == "abcabc"
@@ -100,7 +112,7 @@ def test_prompts_that_begin_alike_go_to_the_same_worker() -> None:
     strategy = prefix_aware(prefix_length=32)
     beginning = range(32)
     chosen = {
-        name(strategy.choose(workers, make_prompt(*beginning, *range(1000, 1000 + more))))
+        name(choose(strategy, workers, make_prompt(*beginning, *range(1000, 1000 + more))))
         for more in range(60)
     }
 
@@ -109,7 +121,7 @@ def test_prompts_that_begin_alike_go_to_the_same_worker() -> None:
 
 def test_different_beginnings_spread_over_the_workers() -> None:
     workers = [make_worker(each) for each in "abcd"]
-    counts = Counter(name(prefix_aware().choose(workers, each)) for each in PROMPTS)
+    counts = Counter(name(choose(prefix_aware(), workers, each)) for each in PROMPTS)
 
     assert min(counts.values()) > len(PROMPTS) / 8
 
@@ -117,8 +129,8 @@ def test_different_beginnings_spread_over_the_workers() -> None:
 def test_a_worker_that_leaves_moves_only_its_own_prompts() -> None:
     strategy = prefix_aware()
     workers = [make_worker(each) for each in "abcd"]
-    before = [name(strategy.choose(workers, each)) for each in PROMPTS]
-    after = [name(strategy.choose(workers[:3], each)) for each in PROMPTS]
+    before = [name(choose(strategy, workers, each)) for each in PROMPTS]
+    after = [name(choose(strategy, workers[:3], each)) for each in PROMPTS]
 
     assert all(new == old for old, new in zip(before, after, strict=True) if old != "d")
 
@@ -128,27 +140,27 @@ def test_affinity_survives_a_restart_at_the_same_address() -> None:
     others = [make_worker("b"), make_worker("c")]
     old = [make_worker("a-1", address="host:7001"), *others]
     new = [*others, make_worker("a-2", address="host:7001")]
-    address = [strategy.choose(old, each).announced.address for each in PROMPTS]
+    address = [choose(strategy, old, each).announced.address for each in PROMPTS]
 
-    assert address == [strategy.choose(new, each).announced.address for each in PROMPTS]
+    assert address == [choose(strategy, new, each).announced.address for each in PROMPTS]
 
 
 def test_over_the_threshold_takes_the_next_choice_not_the_least_busy() -> None:
     strategy = prefix_aware(concurrency_threshold=3)
     workers = [make_worker(each) for each in "abc"]
-    preferred = strategy.choose(workers, ANY)
+    preferred = choose(strategy, workers, ANY)
     preferred.in_flight = 3
-    second = strategy.choose(workers, ANY)
+    second = choose(strategy, workers, ANY)
     second.in_flight = 2  # busier than the third, and below the threshold
 
     assert second is not preferred
-    assert strategy.choose(workers, ANY) is second
+    assert choose(strategy, workers, ANY) is second
 
 
 def test_with_all_over_the_threshold_takes_the_least_busy() -> None:
     workers = [make_worker("a", in_flight=6), make_worker("b", in_flight=5)]
 
-    assert name(prefix_aware(concurrency_threshold=3).choose(workers, ANY)) == "b"
+    assert name(choose(prefix_aware(concurrency_threshold=3), workers, ANY)) == "b"
 
 
 @pytest.mark.parametrize("strategy", [prefix_aware(), prefix_aware(prefix_length_bytes=8)])
@@ -217,7 +229,7 @@ def test_chooses_only_among_the_candidates(strategy: Strategy) -> None:
     fleet = make_fleet("a", "b", "c", "d", num_slots=2)
     for number in range(8):
         candidates = fleet.candidates(0.0)
-        worker = strategy.choose(candidates, PROMPTS[number])
+        worker = choose(strategy, candidates, PROMPTS[number])
 
         assert worker in candidates
         fleet.take(worker)

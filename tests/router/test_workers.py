@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from firsttoken.common.v1 import common_pb2
 from firsttoken.router.v1 import inference_pb2
 from firsttoken.worker.v1 import worker_pb2
-from router.strategies import Prompt
+from router.prompt import Prompt
 from router.workers import METHOD, is_finished, make_request
 from services.core.tokens import pack
 

@@ -1,0 +1,140 @@
+"""Where the first token comes soonest: the strategy `kv_aware`. Pure.
+
+The cost of a worker, in seconds, is what a request sent there would wait for and take:
+
+    work queued there + room for its KV + what is loaded + what is computed
+    + SHARE of the work that the worker was lately given above the least
+
+Least cost wins. Whoever has the longest prefix wins only while that is worth more than what
+else the worker has to do: where all prompts begin alike, the longest prefix would send them
+all to one worker. So a prefix that is asked for more than one worker can serve comes to be
+at several. The last term keeps work even over minutes, also while no queue shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.fleet import Worker
+from router.knowledge import Knowledge, View
+from router.prefix_index import Reach, bits_of
+from router.prompt import Choice, Considered, Prompt
+from router.work import FIRST_LOAD_SHARE
+
+SHARE = 0.5
+# Workers let a prompt wait for others until about this many times its own computing time:
+# short prompts pass long ones (worker/scheduler.py).
+PATIENCE = 4.0
+# Costs that differ by less are equal: then the least busy wins.
+TIE_S, TIE_SHARE = 0.0005, 0.02
+
+
+class KvAware:
+    """`step_tokens`: of prompts, in an engine step that has begun, at most.
+
+    `explain`: name every candidate in the choice.
+    """
+
+    def __init__(self, knowledge: Knowledge, *, step_tokens: int, explain: bool = False) -> None:
+        self._knowledge = knowledge
+        self._step_tokens = step_tokens
+        self._explain = explain
+
+    def choose(self, candidates: Sequence[Worker], prompt: Prompt, now_s: float) -> Choice:
+        knowledge, views = self._knowledge, self._knowledge.views
+        num_tokens, block_tokens = prompt.num_tokens, prompt.block_tokens
+        # The last token is computed in any case.
+        usable = (num_tokens - 1) // block_tokens
+        blocks = _blocks_by_bit(knowledge.index.match(prompt.prefix_keys), usable)
+        share = SHARE / knowledge.scale(now_s)
+        least = min([views[worker].load.recent_s for worker in candidates])
+        typical_token_s, step_tokens = knowledge.typical_token_s, self._step_tokens
+        costs: list[tuple[float, Worker]] = []
+        for worker in candidates:
+            view = views[worker]
+            load = view.load
+            token_s = load.token_s or typical_token_s
+            cached = 0
+            if blocks:
+                cached = int(blocks.get(view.holder.bit, 0) * load.trust) * block_tokens
+            uncached = num_tokens - cached
+            work_s = uncached * token_s
+            if view.store is not None:
+                work_s -= _saved_by_loading(
+                    view, blocks, cached // block_tokens, block_tokens, token_s
+                )
+            wait_s = load.queue_s(now_s)
+            if wait_s:
+                wait_s = min(wait_s, PATIENCE * work_s + step_tokens * token_s)
+            if load.num_free_blocks is not None:
+                wait_s += load.room_wait_s(uncached // block_tokens + 1)
+            costs.append((wait_s + work_s + share * (load.recent_s - least), worker))
+        best_s = min(costs, key=_cost)[0]
+        most_s = best_s + max(TIE_S, TIE_SHARE * best_s)
+        near = [worker for cost_s, worker in costs if cost_s <= most_s]
+        chosen = near[0] if len(near) == 1 else min(near, key=self._busyness)
+        return self._explained(chosen, costs, blocks, prompt)
+
+    def _busyness(self, worker: Worker) -> tuple[int, int]:
+        load = self._knowledge.views[worker].load
+        return worker.in_flight + load.foreign_running, worker.turn
+
+    def _explained(
+        self,
+        chosen: Worker,
+        costs: Sequence[tuple[float, Worker]],
+        blocks: dict[int, int],
+        prompt: Prompt,
+    ) -> Choice:
+        view = self._knowledge.views[chosen]
+        predicted = self._predicted(view, blocks, prompt)
+        token_s = self._knowledge.token_s(view.load)
+        work_s = (prompt.num_tokens - predicted) * token_s
+        if view.store is not None:
+            cached = predicted // prompt.block_tokens
+            work_s -= _saved_by_loading(view, blocks, cached, prompt.block_tokens, token_s)
+        considered: tuple[Considered, ...] = ()
+        if self._explain:
+            considered = tuple(
+                Considered(
+                    worker.announced.id,
+                    worker.in_flight,
+                    self._predicted(self._knowledge.views[worker], blocks, prompt),
+                    cost_s,
+                )
+                for cost_s, worker in costs
+            )
+        return Choice(
+            chosen,
+            len(costs),
+            "least cost",
+            predicted,
+            prompt.num_tokens - predicted,
+            work_s,
+            next(cost_s for cost_s, worker in costs if worker is chosen),
+            considered,
+        )
+
+    def _predicted(self, view: View, blocks: dict[int, int], prompt: Prompt) -> int:
+        return int(blocks.get(view.holder.bit, 0) * view.load.trust) * prompt.block_tokens
+
+
+def _cost(item: tuple[float, Worker]) -> float:
+    return item[0]
+
+
+def _blocks_by_bit(reaches: Sequence[Reach], most: int) -> dict[int, int]:
+    return {bit: min(reach.num_blocks, most) for reach in reaches for bit in bits_of(reach.mask)}
+
+
+def _saved_by_loading(
+    view: View, blocks: dict[int, int], cached: int, block_tokens: int, token_s: float
+) -> float:
+    """What the node's store spares a worker that has `cached` blocks itself, in seconds."""
+    assert view.store is not None
+    more = blocks.get(view.store.holder.bit, 0) - cached
+    if more <= 0:
+        return 0.0
+    compute_s = block_tokens * token_s
+    load_s = view.load.load_block_s or FIRST_LOAD_SHARE * compute_s
+    return more * max(0.0, compute_s - load_s)

@@ -1,0 +1,163 @@
+"""How much one worker has to do, in seconds, as far as this router can tell. Pure.
+
+Exactly known is what this router has sent there and has not yet seen begin. What other
+routers sent shows in the worker's own reports, some tenths of a second old: from then on
+it is taken to be worked off.
+"""
+
+from __future__ import annotations
+
+from router.reports import LoadEvent
+
+# Until anything is measured anywhere.
+FIRST_TOKEN_S = 1 / 2000
+# Loading a block of the node's store takes this share of computing it, until it is measured.
+FIRST_LOAD_SHARE = 0.25
+# Of a new measurement, how much is believed.
+BELIEF = 0.25
+# Trust comes back with each report: who is never asked could not win it back.
+RECOVERY = 0.01
+# Of a worker that does not say how fast it is, prompts this long tell.
+MIN_TELLING_TOKENS = 64
+
+
+class WorkerLoad:
+    """`token_s`: seconds to compute a prompt token."""
+
+    __slots__ = (
+        "_busy_until_s",
+        "_foreign_tokens",
+        "_outstanding_s",
+        "_outstanding_tokens",
+        "_reported_s",
+        "foreign_running",
+        "has_reported",
+        "load_block_s",
+        "num_free_blocks",
+        "num_reserved_blocks",
+        "recent_s",
+        "residence_s",
+        "token_s",
+        "trust",
+    )
+
+    def __init__(self, *, recent_s: float = 0.0) -> None:
+        # 0: not known yet.
+        self.token_s = 0.0
+        self.load_block_s = 0.0
+        # How long a request stays.
+        self.residence_s = 0.0
+        # Of what it was believed to have cached, the share that it had.
+        self.trust = 1.0
+        # Work given to it lately, on the scale of `RecentWork`.
+        self.recent_s = recent_s
+        self.has_reported = False
+        self.foreign_running = 0
+        self.num_reserved_blocks = 0
+        # None: its KV is not in blocks, or it has not said.
+        self.num_free_blocks: int | None = None
+        self._outstanding_s = 0.0
+        self._outstanding_tokens = 0
+        self._busy_until_s = 0.0
+        self._foreign_tokens = 0
+        self._reported_s = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._outstanding_tokens and self._outstanding_s < 1e-9
+
+    def queue_s(self, now_s: float) -> float:
+        """Until it has computed all the prompts that it has."""
+        own_s = self._busy_until_s - now_s
+        if own_s > self._outstanding_s:
+            own_s = self._outstanding_s
+        elif own_s < 0.0:
+            own_s = 0.0
+        if self._foreign_tokens:
+            foreign_s = self._foreign_tokens * self.token_s - (now_s - self._reported_s)
+            if foreign_s > 0.0:
+                return own_s + foreign_s
+        return own_s
+
+    def begin(self, work_s: float, num_tokens: int, now_s: float) -> None:
+        """A prompt is sent there, of which so many tokens are to be computed."""
+        self._busy_until_s = max(self._busy_until_s, now_s) + work_s
+        self._outstanding_s += work_s
+        self._outstanding_tokens += num_tokens
+
+    def end(self, work_s: float, num_tokens: int, now_s: float) -> None:
+        """It is computed, or given up: once for each `begin`, with the same figures."""
+        self._outstanding_tokens -= num_tokens
+        self._outstanding_s = max(0.0, self._outstanding_s - work_s)
+        if not self._outstanding_tokens:
+            self._outstanding_s = 0.0
+        self._busy_until_s = min(self._busy_until_s, now_s + self._outstanding_s)
+
+    def hear(self, load: LoadEvent, in_flight: int, now_s: float) -> None:
+        self.has_reported = True
+        self.trust += RECOVERY * (1.0 - self.trust)
+        if load.prefill_tokens_per_s > 0:
+            self.token_s = 1 / load.prefill_tokens_per_s
+        self._foreign_tokens = max(0, load.queued_prompt_tokens - self._outstanding_tokens)
+        self._reported_s = now_s
+        self.foreign_running = max(0, load.num_running + load.num_waiting - in_flight)
+        self.num_reserved_blocks = load.num_blocks_reserved
+        total = load.num_blocks_total
+        self.num_free_blocks = total - load.num_blocks_reserved if total else None
+
+    def go_deaf(self) -> None:
+        """Reports have ended: what they said of now is worth nothing."""
+        self.has_reported = False
+        self._foreign_tokens = 0
+        self.foreign_running = 0
+        self.num_free_blocks = None
+
+    def room_wait_s(self, num_blocks: int) -> float:
+        """Until requests that end have freed the room that so many blocks need."""
+        free = self.num_free_blocks
+        if free is None or num_blocks <= free or not self.num_reserved_blocks:
+            return 0.0
+        return self.residence_s * min(1.0, (num_blocks - free) / self.num_reserved_blocks)
+
+    def learn_token(self, num_tokens: int, took_s: float) -> None:
+        """From a prompt that had nothing before it, where the worker does not say."""
+        if not self.has_reported and num_tokens >= MIN_TELLING_TOKENS:
+            self.token_s = _blend(self.token_s, took_s / num_tokens)
+
+    def learn_load(self, num_blocks: int, took_s: float) -> None:
+        self.load_block_s = _blend(self.load_block_s, took_s / num_blocks)
+
+    def learn_residence(self, took_s: float) -> None:
+        self.residence_s = _blend(self.residence_s, took_s)
+
+    def learn_trust(self, predicted: int, actual: int) -> None:
+        self.trust += BELIEF * (min(1.0, actual / predicted) - self.trust)
+
+
+class RecentWork:
+    """Work given out lately counts half after `half_life_s`.
+
+    Kept by letting newer work count more: then old figures need no touching.
+    """
+
+    LARGEST = 1e9
+
+    def __init__(self, half_life_s: float) -> None:
+        self._half_life_s = half_life_s
+        self._since_s: float | None = None
+
+    def scale(self, now_s: float) -> float:
+        """What a second of work given now counts; above LARGEST it is time to `rebase`."""
+        if self._since_s is None:
+            self._since_s = now_s
+        return float(2.0 ** ((now_s - self._since_s) / self._half_life_s))
+
+    def rebase(self, now_s: float) -> float:
+        """By what all figures are to be multiplied."""
+        factor = 1 / self.scale(now_s)
+        self._since_s = now_s
+        return factor
+
+
+def _blend(known: float, seen: float) -> float:
+    return known + BELIEF * (seen - known) if known else seen
