@@ -8,9 +8,12 @@ from collections.abc import Iterable
 from firsttoken.control.v1 import control_pb2
 from router.checks import Bounds
 from router.dispatch import Dispatcher
+from router.knowledge import AnnouncedStore
 from router.limits import Lease, TenantLimits
-from router.roster import Roster, read_members
+from router.reports import Tier
+from router.roster import Roster, Store, Tokenizer, read_members
 from router.tokenizers import Tokenizers
+from router.watching import Holder, Watching
 from services.core.config import Snapshot
 from services.core.tenants import Tenant, Tenants
 from services.runtime.channels import Channels
@@ -28,6 +31,8 @@ class Mesh:
         self.channels = channels
         self.tracing = tracing
         self.dispatcher = Dispatcher(snapshot)
+        # To be entered by whoever makes this.
+        self.watching = Watching(self.dispatcher, channels)
         self.tokenizers = Tokenizers(channels)
         self.roster = Roster("", (), ())
         # Ids and addresses of those to whom a channel may be open.
@@ -38,11 +43,16 @@ class Mesh:
         self.tenants = Tenants(snapshot.config)
         self.limits.configure(snapshot.config.tenants, time.monotonic())
         self.dispatcher.configure(snapshot)
+        self._watch()
 
     def update_members(self, members: Iterable[control_pb2.Member]) -> None:
         self.roster = read_members(members)
         self.tokenizers.update(self.roster.tokenizers)
         self.dispatcher.update_workers(self.roster.workers)
+        self.dispatcher.update_stores(
+            AnnouncedStore(store.id, store.host) for store in self.roster.stores
+        )
+        self._watch()
         self._drop_channels()
 
     @property
@@ -67,12 +77,22 @@ class Mesh:
     def close(self) -> None:
         self.dispatcher.close()
 
+    def _watch(self) -> None:
+        """Those who hold KV blocks, while somebody asks where they are."""
+        holders: list[Holder] = []
+        if self.snapshot.config.router.routing_strategy == "kv_aware":
+            ready = (worker for worker in self.roster.workers if worker.ready)
+            holders += (Holder(worker.id, worker.address, Tier.WORKER) for worker in ready)
+            holders += (Holder(each.id, each.address, Tier.NODE) for each in self.roster.stores)
+        self.watching.follow(holders)
+
     def _drop_channels(self) -> None:
         """Close those whose peer has left, so that a successor at its address starts afresh."""
         # A worker that has left and still answers requests is among the dispatcher's.
         workers = (worker.announced for worker in self.dispatcher.workers)
         peers = {(worker.id, worker.address) for worker in workers}
-        peers |= {(tokenizer.id, tokenizer.address) for tokenizer in self.roster.tokenizers}
+        others: tuple[Tokenizer | Store, ...] = (*self.roster.tokenizers, *self.roster.stores)
+        peers |= {(each.id, each.address) for each in others}
         kept = {address for _, address in self._peers & peers}
         for _, address in self._peers - peers:
             if address not in kept:

@@ -60,6 +60,7 @@ class RouterNode(Resource):
         channels = await stack.enter_async_context(Channels(self._tls))
         self._mesh = Mesh(control.snapshot, channels, tracing)
         stack.callback(self._mesh.close)
+        await stack.enter_async_context(self._mesh.watching)
         server = MeshServer(
             self._listen,
             service_names=[SERVICE_NAME],

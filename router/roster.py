@@ -19,27 +19,43 @@ class Tokenizer(NamedTuple):
     address: str
 
 
+class Store(NamedTuple):
+    """A KV store, in the memory of the node at `host`."""
+
+    id: str
+    address: str
+
+    @property
+    def host(self) -> str:
+        return self.address.rpartition(":")[0]
+
+
 class Roster(NamedTuple):
     # The model that the mesh serves; "" while nobody is there to say it.
     model: str
     # Those that are ready.
     tokenizers: tuple[Tokenizer, ...]
     workers: tuple[Announced, ...]
+    # Those that are ready.
+    stores: tuple[Store, ...] = ()
 
 
 def read_members(members: Iterable[control_pb2.Member]) -> Roster:
     """A mesh serves one model, the tokenizers'; a worker of another one is never ready."""
-    ready, workers = [], []
+    ready, workers, stores = [], [], []
     for member in members:
         if member.role == control_pb2.MEMBER_ROLE_WORKER:
             workers.append(member)
         elif member.role == control_pb2.MEMBER_ROLE_TOKENIZER and _is_ready(member):
             ready.append(member)
+        elif member.role == control_pb2.MEMBER_ROLE_KVSTORE and _is_ready(member):
+            stores.append(Store(member.id, member.address))
     model = next((member.model for member in (*ready, *workers) if member.model), "")
     return Roster(
         model,
         tuple(Tokenizer(member.id, member.address) for member in ready if member.model == model),
         tuple(_announced(member, model) for member in workers),
+        tuple(stores),
     )
 
 

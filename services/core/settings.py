@@ -199,6 +199,18 @@ class RouterSettings:
         choices=("auto", "always", "never"),
         at_start=True,
     )
+    record_decisions: str = setting(
+        "",
+        "JSONL file to which each router writes what it decided, without any text, for `firsttoken"
+        " replay`. A file that is there is kept, and a number comes into the new one's name."
+        " Empty: none.",
+    )
+    record_sample: float = setting(
+        1.0, "Share of requests recorded, drawn by chance.", low=0, high=1
+    )
+    record_max_bytes: int = setting(
+        256 << 20, "Recording ends when its file is as large as this.", low=4096, high=1 << 40
+    )
     prefill_affinity_tokens: int = setting(
         512,
         "How many more prompt tokens than the least busy one a prefill worker may have to"

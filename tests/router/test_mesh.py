@@ -33,7 +33,8 @@ async def mesh() -> AsyncIterator[Mesh]:
         mesh = Mesh(
             Snapshot(1, MeshConfig()), channels, Tracing("", service="router", member_id="r")
         )
-        yield mesh
+        async with mesh.watching:
+            yield mesh
         mesh.close()
 
 

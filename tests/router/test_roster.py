@@ -4,7 +4,7 @@ import pytest
 
 from firsttoken.control.v1 import control_pb2
 from router.fleet import Announced, Role
-from router.roster import Roster, Tokenizer, read_members
+from router.roster import Roster, Store, Tokenizer, read_members
 
 STARTING = control_pb2.MEMBER_STATE_STARTING
 READY = control_pb2.MEMBER_STATE_READY
@@ -90,3 +90,14 @@ def test_a_worker_of_another_model_than_the_tokenizers_is_never_ready() -> None:
 
 def test_an_empty_mesh_has_no_model() -> None:
     assert read_members([]) == Roster("", (), ())
+
+
+@pytest.mark.parametrize(("state", "num_known"), [(READY, 1), (STARTING, 0), (DRAINING, 0)])
+def test_knows_the_stores_that_are_ready_and_their_hosts(
+    state: control_pb2.MemberState.ValueType, num_known: int
+) -> None:
+    store = control_pb2.Member(
+        id="s", role=control_pb2.MEMBER_ROLE_KVSTORE, address="[::1]:7000", state=state
+    )
+    assert read_members([store]).stores == (Store("s", "[::1]:7000"),) * num_known
+    assert Store("s", "[::1]:7000").host == "[::1]"

@@ -1,0 +1,212 @@
+"""Follows those who hold KV blocks: each worker's Watch, and each KV store's.
+
+What they tell goes to the dispatcher as reports. A stream that breaks, or has a gap, is
+opened again, and begins with a snapshot. Requests never wait for any of this: what a
+holder has not told yet, the dispatcher predicts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias
+
+import grpc
+
+from firsttoken.kvstore.v1 import kvstore_pb2
+from firsttoken.worker.v1 import worker_pb2
+from router.peers import PeerLost, answer_of
+from router.reports import Report, Tier
+from router.watch_messages import SLICE_KEYS, Reading
+from services.core.keys import KEY_BYTES
+from services.runtime.channels import Channels
+from services.runtime.logs import event
+from services.runtime.tasks import end_tasks
+
+WatchCall: TypeAlias = "grpc.aio.UnaryStreamCall[Any, Any]"
+
+METHODS = {
+    Tier.WORKER: "/firsttoken.worker.v1.WorkerService/Watch",
+    Tier.NODE: "/firsttoken.kvstore.v1.KvStoreService/Watch",
+}
+BACKOFF_S = (0.05, 2.0)  # first, longest
+# Streams that wait for their snapshot at the same time.
+MAX_OPENING = 64
+OPEN_TIMEOUT_S = 10.0
+LONG_BYTES = SLICE_KEYS * KEY_BYTES
+
+logger = logging.getLogger(__name__)
+
+
+class Ears(Protocol):
+    """Who is told."""
+
+    def hear(self, holder_id: str, report: Report) -> bool:
+        """False: something is missing before it; a new snapshot is needed."""
+        ...
+
+    def deaf(self, holder_id: str) -> None:
+        """Nothing more comes from it for now."""
+        ...
+
+
+class Holder(NamedTuple):
+    """Who holds KV blocks; `tier` says whether a worker or a KV store."""
+
+    id: str
+    address: str
+    tier: Tier
+
+
+class Watching:
+    """An async context manager that has one stream open to each holder."""
+
+    def __init__(self, ears: Ears, channels: Channels) -> None:
+        # Streams that ended, or could not be opened, since the start.
+        self.num_broken = 0
+        self._ears = ears
+        self._channels = channels
+        self._feeds: dict[Holder, _Feed] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self.opening = asyncio.Semaphore(MAX_OPENING)
+        # Long messages are taken in one at a time, in slices: together they would hold the loop.
+        self._long = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """May be called twice."""
+        self.follow(())
+        await end_tasks(self._ending)
+
+    def follow(self, holders: Iterable[Holder]) -> None:
+        """These, and no others from now on. Call it before their channels are dropped."""
+        wanted = dict.fromkeys(holders)
+        for holder in self._feeds.keys() - wanted.keys():
+            feed = self._feeds.pop(holder)
+            feed.stop()
+            self._ending.add(feed.task)
+            feed.task.add_done_callback(self._ending.discard)
+            self._ears.deaf(holder.id)
+        for holder in wanted:
+            if holder not in self._feeds:
+                self._feeds[holder] = _Feed(self, holder)
+
+    @property
+    def num_followed(self) -> int:
+        return len(self._feeds)
+
+    @property
+    def num_live(self) -> int:
+        """Holders whose snapshot has come, and whose stream is open."""
+        return sum(feed.live for feed in self._feeds.values())
+
+    def open(self, holder: Holder) -> WatchCall:
+        channel = self._channels.get(holder.address)
+        if holder.tier is Tier.WORKER:
+            return channel.unary_stream(
+                METHODS[holder.tier],
+                request_serializer=worker_pb2.WatchRequest.SerializeToString,
+                response_deserializer=worker_pb2.WatchResponse.FromString,
+            )(worker_pb2.WatchRequest())
+        return channel.unary_stream(
+            METHODS[holder.tier],
+            request_serializer=kvstore_pb2.WatchRequest.SerializeToString,
+            response_deserializer=kvstore_pb2.WatchResponse.FromString,
+        )(kvstore_pb2.WatchRequest())
+
+    async def take(self, holder: Holder, message: Any, reports: Iterator[Report]) -> bool:
+        """Whether nothing was missing."""
+        if message.ByteSize() <= LONG_BYTES:
+            return all(self._ears.hear(holder.id, report) for report in reports)
+        async with self._long:
+            for report in reports:
+                if not self._ears.hear(holder.id, report):
+                    return False
+                await asyncio.sleep(0)
+        return True
+
+    def lost(self, holder: Holder) -> None:
+        self.num_broken += 1
+        self._ears.deaf(holder.id)
+
+
+class _Feed:
+    """The stream of one holder, opened again for as long as it is followed."""
+
+    def __init__(self, watching: Watching, holder: Holder) -> None:
+        self.live = False
+        self._watching = watching
+        self._holder = holder
+        self._call: WatchCall | None = None
+        self._problem = ""
+        self.task = asyncio.create_task(self._follow(), name=f"watch {holder.id}")
+
+    def stop(self) -> None:
+        """Its call ends now: the channel may be closed next."""
+        self.task.cancel()
+        if self._call is not None:
+            self._call.cancel()
+
+    async def _follow(self) -> None:
+        clock = asyncio.get_running_loop().time
+        first_s, longest_s = BACKOFF_S
+        backoff_s = first_s
+        while True:
+            opened_s = clock()
+            try:
+                await self._listen()
+            except (PeerLost, TimeoutError) as lost:
+                self._lose(str(lost), logging.DEBUG)
+            except grpc.aio.AioRpcError as error:
+                self._lose(f"{error.code().name}: {error.details()}", logging.WARNING)
+            except ValueError as error:
+                self._lose(str(error), logging.WARNING)
+            except Exception:  # a defect: better to ask again than to be deaf from now on
+                self._lose("a defect", logging.DEBUG)
+                logger.exception("following %s failed", self._holder.id)
+            finally:
+                self.live = False
+            if clock() - opened_s > longest_s:
+                backoff_s = first_s
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, longest_s)
+
+    async def _listen(self) -> None:
+        """Returns where something is missing. Raises PeerLost and others when the stream ends."""
+        reading = Reading()
+        read = reading.of_worker if self._holder.tier is Tier.WORKER else reading.of_store
+        try:
+            async with self._watching.opening:
+                call = self._call = self._watching.open(self._holder)
+                async with asyncio.timeout(OPEN_TIMEOUT_S):
+                    message: Any = await answer_of(call.read())
+            while message is not grpc.aio.EOF:
+                if not await self._watching.take(self._holder, message, read(message)):
+                    return
+                self.live = True
+                message = await answer_of(call.read())
+        finally:
+            if self._call is not None:
+                self._call.cancel()
+            self._call = None
+        raise PeerLost("it has ended the stream")
+
+    def _lose(self, problem: str, level: int) -> None:
+        """Said once for each problem: it may go on for long."""
+        self._watching.lost(self._holder)
+        if problem != self._problem:
+            self._problem = problem
+            event(logger, level, "not followed", holder=self._holder.id, reason=problem)
