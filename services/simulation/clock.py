@@ -63,6 +63,28 @@ class _Jump(selectors.SelectSelector):
 
 
 def run(main: Coroutine[Any, Any, Result], *, start_s: float = START_S) -> Result:
-    """As asyncio.run, in virtual time. Raises Deadlock when `main` can never end."""
+    """As asyncio.run, in virtual time.
+
+    Raises Deadlock when `main` can never end, and what a callback raises.
+    """
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(start_s)) as runner:
-        return runner.run(main)
+        return runner.run(_watched(main))
+
+
+async def _watched(main: Coroutine[Any, Any, Result]) -> Result:
+    """Ends with the first exception that a callback raises: here it is no accident."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    failures: list[BaseException] = []
+
+    def fail(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        failures.append(context.get("exception") or RuntimeError(context["message"]))
+        task.cancel()
+
+    loop.set_exception_handler(fail)
+    try:
+        return await main
+    except asyncio.CancelledError:
+        if failures:
+            raise failures[0] from None
+        raise

@@ -91,3 +91,15 @@ def test_threads_are_refused() -> None:
 
     with pytest.raises(RuntimeError, match="knows no threads"):
         run(in_thread())
+
+
+def test_what_a_callback_raises_ends_the_run() -> None:
+    async def fail() -> None:
+        def stumble() -> None:
+            raise ValueError("stumbled")
+
+        asyncio.get_running_loop().call_later(1, stumble)
+        await asyncio.sleep(60)
+
+    with pytest.raises(ValueError, match="stumbled"):
+        run(fail())
