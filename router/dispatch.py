@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import NamedTuple, TypeAlias
 
-from router.admission import AdmissionQueue, RequestClass, Ticket
+from router.admission import AdmissionQueue, AdmissionSettings, RequestClass, Ticket
 from router.fleet import Announced, Fleet, Role, Slot, Worker
 from router.knowledge import AnnouncedStore, Errand, Knowledge
 from router.prefill import PrefillChoice
@@ -23,6 +23,7 @@ from router.reports import Report
 from router.strategies import make_strategy
 from services.core.config import Snapshot
 from services.core.errors import Unavailable
+from services.core.settings import MeshConfig
 
 
 class Grant(NamedTuple):
@@ -110,7 +111,7 @@ class Dispatcher:
         self._fleet = Fleet(on_room=self._turn)
         # Those that only compute prompts. Nobody waits for them.
         self._prefill_fleet = Fleet()
-        self._queue = AdmissionQueue[Waiter](max_queue=0, ageing_s=0)
+        self._queue = AdmissionQueue[Waiter](_admission(snapshot.config))
         self._deserted_since_s: float | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._knowledge = Knowledge(snapshot.config.router.index_max_blocks)
@@ -152,7 +153,7 @@ class Dispatcher:
         self._strategy = make_strategy(snapshot.config, self._knowledge)
         self._prefill_choice = PrefillChoice(settings, self._strategy)
         self._worker_wait_s = settings.worker_wait_s
-        self._queue.configure(max_queue=settings.max_queue, ageing_s=settings.batch_ageing_s)
+        self._queue.configure(_admission(snapshot.config))
         self._turn()
 
     def update_workers(self, announced: Iterable[Announced]) -> None:
@@ -173,10 +174,21 @@ class Dispatcher:
         """Its reports have ended, for now."""
         self._knowledge.deaf(holder_id)
 
-    def enter(self, request_class: RequestClass) -> Place:
-        """A place to hold as a context. Raises Overloaded when the queue is full."""
-        room = 0 if self._queue.has_place else self._fleet.room(self._clock())
-        return self._queue.enter(request_class, room=room)
+    def enter(
+        self, request_class: RequestClass, *, tenant: str = "", remaining_s: float | None = None
+    ) -> Place:
+        """A place to hold as a context. `remaining_s`: until the request's deadline.
+
+        Raises Overloaded when the queue is full, or the wait too long for the request.
+        """
+        now_s = self._clock()
+        return self._queue.enter(
+            request_class,
+            now_s=now_s,
+            room=lambda: self._fleet.room(now_s),
+            tenant=tenant,
+            remaining_s=remaining_s,
+        )
 
     async def wait_for_worker(self, place: Place, prompt: Prompt) -> Grant:
         """Raises Unavailable when no worker has been there for router.worker_wait_s."""
@@ -309,6 +321,17 @@ class Dispatcher:
         if due_s is not None:
             loop = asyncio.get_running_loop()
             self._alarm = loop.call_later(max(due_s - now_s, 0.0), self._turn)
+
+
+def _admission(config: MeshConfig) -> AdmissionSettings:
+    settings = config.router
+    return AdmissionSettings(
+        max_queue=settings.max_queue,
+        ageing_s=settings.batch_ageing_s,
+        max_wait_interactive_s=settings.max_wait_interactive_s,
+        max_wait_batch_s=settings.max_wait_batch_s,
+        weights={name: tenant.weight for name, tenant in config.tenants.items()},
+    )
 
 
 def _ids(fleet: Fleet) -> str:

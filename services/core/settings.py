@@ -158,6 +158,18 @@ class RouterSettings:
         low=0,
         high=3600,
     )
+    # Half a minute is far beyond what a person waits for, and near what callers' proxies allow.
+    max_wait_interactive_s: float = setting(
+        30.0,
+        "Longest wait for a worker that an interactive request is let in for, by the rate at which"
+        " workers take requests; one that would wait longer is refused at once. 0: any.",
+        low=0,
+        high=86_400,
+    )
+    # Who asks for batch would rather wait: its deadline and max_queue bound that.
+    max_wait_batch_s: float = setting(
+        0.0, "The same for a batch request. 0: any.", low=0, high=86_400
+    )
     worker_wait_s: float = setting(
         10.0, "How long a request waits while no worker is ready at all.", low=0, high=3600
     )
@@ -567,6 +579,12 @@ class TenantSettings:
         "interactive",
         "The class it may ask for: with batch, its requests always wait as batch.",
         choices=REQUEST_CLASSES,
+    )
+    weight: float = setting(
+        1.0,
+        "Its share of what workers take, beside the other tenants that wait in the same class.",
+        low=0.01,
+        high=1000,
     )
     requests_per_s: float = setting(
         0.0, "Requests a second at each router, in the long run; 0: any.", low=0, high=1e6
