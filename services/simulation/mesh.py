@@ -55,7 +55,10 @@ def replay(arrivals: Iterable[Arrival], plan: MeshPlan) -> Replayed:
 async def _replay(arrivals: Iterable[Arrival], plan: MeshPlan) -> Replayed:
     mesh = VirtualMesh(plan)
     try:
-        outcomes = await mesh.serve(arrivals)
+        try:
+            outcomes = await mesh.serve(arrivals)
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
         duration_s = mesh.now_s
         await asyncio.sleep(SETTLE_S)
         mesh.check_idle()
@@ -103,11 +106,17 @@ class VirtualMesh:
     async def serve(self, arrivals: Iterable[Arrival]) -> list[Outcome]:
         """Each at its time, at the routers in turn. Returns when all have ended."""
         tasks: list[asyncio.Task[Outcome]] = []
+        last_s = 0.0
         async with asyncio.TaskGroup() as group:
             for number, arrival in enumerate(arrivals):
-                wait_s = arrival.at_s - self.now_s
-                if wait_s > 0:
-                    await asyncio.sleep(wait_s)
+                if arrival.at_s < last_s:
+                    raise ValueError(
+                        f"request {number} comes at {arrival.at_s:g} s, before the one before it"
+                        f" ({last_s:g} s): sort the workload by time"
+                    )
+                last_s = arrival.at_s
+                if last_s > self.now_s:
+                    await asyncio.sleep(last_s - self.now_s)
                 router = self.routers[number % len(self.routers)]
                 name = f"request {number}"
                 tasks.append(group.create_task(router.serve(number, arrival), name=name))

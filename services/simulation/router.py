@@ -187,9 +187,14 @@ class VirtualRouter:
             block_tokens=self._block_tokens,
         )
         journey = _Journey(number, arrival, prompt, prefix)
+        life_s = self._life_s(arrival)
         try:
-            async with asyncio.timeout(self._life_s(arrival)):
-                with self.dispatcher.enter(RequestClass(arrival.request_class)) as place:
+            async with asyncio.timeout(life_s):
+                with self.dispatcher.enter(
+                    RequestClass(arrival.request_class),
+                    tenant=arrival.tenant,
+                    remaining_s=life_s,
+                ) as place:
                     await self._generate(place, journey)
         except MeshError as error:
             journey.error = error.reason

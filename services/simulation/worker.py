@@ -307,8 +307,6 @@ class VirtualWorker:
         assert sequence is not None
         self._queued_tokens -= max(0, sequence.num_input - sequence.num_computed)
         del self._calls[request_id]
-        if self._scheduler.idle:
-            self._scheduler.check_integrity()
         self.hub.load_changed()
 
     def _release_cancelled(self) -> None:
