@@ -21,6 +21,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="HOST:PORT",
         help="one more port, on which callers are known by their certificates",
     )
+    parser.add_argument(
+        "--operator-listen",
+        default="",
+        metavar="HOST:PORT",
+        help="the port on which the mesh's operators ask how routing goes (default: a free one on"
+        " the host of --listen); with TLS only services of the mesh get in",
+    )
     parsed = parser.parse_args(arguments)
     options = read_options("router", parsed)
 
@@ -28,8 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return RouterNode(
             control=options.control,
             listen=options.listen,
-            tls=options.open_tls(),
+            tls=options.open_tls(*filter(None, [parsed.operator_listen])),
             mtls_listen=parsed.mtls_listen,
+            operator_listen=parsed.operator_listen,
         )
 
     return run_node(make_node, options)

@@ -50,6 +50,9 @@ class Decision(NamedTuple):
     # From one token to the next, after the first.
     tpot_s: float | None = None
     cached_tokens: int | None = None
+    # What the engine computed of the prompt, and how long that took.
+    evaluated_tokens: int | None = None
+    prefill_s: float | None = None
     # Its status, or reason; empty: the answer was whole.
     error: str = ""
 
@@ -114,10 +117,7 @@ def workers_line(at_s: float, workers: Iterable[Announced]) -> bytes:
     return _line("workers", at_s=at_s, workers=ready)
 
 
-def decision_line(
-    decision: Decision, names: Anonymous, *, start_s: float, prefill_tokens_per_s: float | None
-) -> bytes:
-    """`prefill_tokens_per_s`: of the worker that was chosen, as measured until then."""
+def decision_line(decision: Decision, names: Anonymous, *, start_s: float) -> bytes:
     choice = decision.choice
     fields: dict[str, Any] = {
         "at_s": round(decision.arrived_s - start_s, 6),
@@ -134,6 +134,8 @@ def decision_line(
         "ttft_ms": _ms(decision.ttft_s),
         "tpot_ms": _ms(decision.tpot_s),
         "cached_tokens": decision.cached_tokens,
+        "evaluated_tokens": decision.evaluated_tokens,
+        "prefill_ms": _ms(decision.prefill_s),
         "error": decision.error,
     }
     if choice is not None:
@@ -143,7 +145,6 @@ def decision_line(
             "reason": choice.reason,
             "predicted_tokens": choice.predicted_tokens,
             "cost_ms": _ms(choice.cost_s),
-            "prefill_tokens_per_s": prefill_tokens_per_s,
             "candidates": [
                 [each.worker_id, each.in_flight, each.predicted_tokens, _ms(each.cost_s)]
                 for each in choice.considered

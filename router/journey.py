@@ -17,6 +17,7 @@ from router.delivery import Delivery
 from router.dispatch import Grant, Place
 from router.fleet import Worker
 from router.mesh import Mesh
+from router.outcome import Outcome
 from router.peers import Hop, PeerLost
 from router.prompt import Prompt
 from router.replay import Told, replay
@@ -59,27 +60,26 @@ class Journey:
         sampled = mesh.tracing.decide(self._caller, self._config.telemetry.sample_ratio)
         self._trace = self._caller.child(sampled=sampled)
         self._delivery = Delivery(context, max_unread_bytes=self._config.router.max_unread_bytes)
-        self._num_attempts = 0
-        self._num_migrations = 0
-        self._worker_id = ""
         self._tenant = caller()
-        self._tenant_name = self._tenant.name
+        self._outcome = Outcome()
+        self._outcome.tenant = self._tenant.name
 
     async def run(self) -> None:
-        error = ""
+        error, code = "", ""
         try:
             await self._answer()
         except MeshError as failure:
-            error = failure.message
+            error, code = failure.message, failure.reason
             raise
         except grpc.aio.AioRpcError as failure:
-            error = failure.details() or failure.code().name
+            code = failure.code().name
+            error = failure.details() or code
             raise
         except asyncio.CancelledError:
-            error = "the client is gone, or its deadline has passed"
+            error, code = "the client is gone, or its deadline has passed", "CANCELLED"
             raise
         finally:
-            self._record(error)
+            self._record(error, code)
 
     async def _answer(self) -> None:
         checked = check_request(
@@ -88,11 +88,12 @@ class Journey:
             self._mesh.bounds(),
             self._tenant,
         )
-        self._tenant_name = checked.tenant
+        self._outcome.tenant = checked.tenant
+        self._outcome.request_class = checked.request_class.value
         # The worker's slot is free when the worker is, however slowly the client reads.
         async with self._delivery:
             with self._mesh.dispatcher.enter(checked.request_class) as place:
-                prompt = await self._preprocess(checked)
+                prompt = self._outcome.prompt = await self._preprocess(checked)
                 await inject(self._delay_ms.router_unowned)
                 await self._generate(place, prompt, checked.tenant)
 
@@ -151,8 +152,9 @@ class Journey:
                 await inject(self._delay_ms.router_route)
                 called_s = time.monotonic()
                 ledger.record(Segment.ROUTE, grant.granted_s, called_s)
+                self._outcome.choose(grant, self._mesh.snapshot.config.router.routing_strategy)
                 if not self._delivery.messages:
-                    self._num_attempts = attempt
+                    self._outcome.num_attempts = attempt
                 try:
                     await self._call_worker(grant, request, called_s)
                     return
@@ -166,7 +168,6 @@ class Journey:
         self, grant: Grant, request: worker_pb2.GenerateRequest, called_s: float
     ) -> None:
         worker = grant.slot.worker.announced
-        self._worker_id = worker.id
         request.prefill_address = grant.prefill_address
         hop = self._hop(self._delay_ms.router_to_worker)
         await inject(hop.delay_ms)
@@ -222,10 +223,10 @@ class Journey:
         """Have the next worker go on behind what the client has."""
         told = replay(self._delivery.messages)
         most = self._config.router.max_migrations
-        if self._num_migrations == most:
+        if self._outcome.num_migrations == most:
             rule = f"an answer goes on elsewhere at most {most} times (router.max_migrations)"
             raise _worker_died(told, rule) from death
-        self._num_migrations += 1
+        self._outcome.num_migrations += 1
         request.answer_ids = told.answer_ids
         request.answer_characters = told.num_characters
 
@@ -239,7 +240,7 @@ class Journey:
     def _finish(self, message: bytes, grant: Grant, seen_s: float) -> bytes:
         response = inference_pb2.GenerateResponse.FromString(message)
         finished = response.finished
-        if not self._num_migrations:
+        if not self._outcome.num_migrations:
             # Else the worker that gave the first token took its part of the ledger with it.
             spend_callee(self._ledger, finished.ledger, seen_s=seen_s)
         # To a worker that went on with the answer, its beginning was a part of the prompt.
@@ -249,11 +250,25 @@ class Journey:
         finished.trace_id = self._trace.trace_id
         finished.generation = grant.generation
         finished.worker_id = grant.slot.worker.announced.id
-        finished.attempts = self._num_attempts
-        finished.migrations = self._num_migrations
+        finished.attempts = self._outcome.num_attempts
+        finished.migrations = self._outcome.num_migrations
+        finished.routing.CopyFrom(self._outcome.routing())
+        self._outcome.finish(usage, time.monotonic())
+        self._learn(grant, finished)
         if grant.prefill is not None:
             self._learn_of_prefill(grant.prefill.worker, finished.kv_path)
         return response.SerializeToString()
+
+    def _learn(self, grant: Grant, finished: common_pb2.Finished) -> None:
+        """What the worker had itself: the rest came out of a KV store."""
+        usage, path = finished.usage, finished.kv_path
+        loaded_tokens = path.loaded_blocks * self._outcome.prompt.block_tokens
+        grant.finished(
+            cached_tokens=max(0, usage.cached_tokens - loaded_tokens),
+            evaluated_tokens=usage.evaluated_prompt_tokens,
+            loaded_blocks=path.loaded_blocks,
+            load_s=path.load_ms / 1e3,
+        )
 
     def _learn_of_prefill(self, worker: Worker, path: common_pb2.KvPath) -> None:
         if path.prefill_failed:
@@ -265,7 +280,8 @@ class Journey:
     def _hop(self, delay_ms: float) -> Hop:
         return Hop(self._context.time_remaining, self._trace.metadata(), delay_ms)
 
-    def _record(self, error: str) -> None:
+    def _record(self, error: str, code: str) -> None:
+        self._mesh.record(self._outcome, self._ledger, code)
         tracing = self._mesh.tracing
         if not tracing.enabled:
             return
@@ -276,11 +292,8 @@ class Journey:
             self._ledger,
             {
                 "gen_ai.request.model": self._mesh.roster.model,
-                "firsttoken.tenant": self._tenant_name,
                 "firsttoken.generation": self._mesh.snapshot.generation,
-                "firsttoken.worker_id": self._worker_id,
-                "firsttoken.attempts": self._num_attempts,
-                "firsttoken.migrations": self._num_migrations,
+                **self._outcome.attributes(),
             },
             error=error,
         )

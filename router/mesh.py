@@ -10,11 +10,14 @@ from router.checks import Bounds
 from router.dispatch import Dispatcher
 from router.knowledge import AnnouncedStore
 from router.limits import Lease, TenantLimits
+from router.outcome import Outcome
+from router.recording import Recorder
 from router.reports import Tier
 from router.roster import Roster, Store, Tokenizer, read_members
 from router.tokenizers import Tokenizers
 from router.watching import Holder, Watching
 from services.core.config import Snapshot
+from services.core.ledger import Ledger
 from services.core.tenants import Tenant, Tenants
 from services.runtime.channels import Channels
 from services.runtime.identity import CallBounds
@@ -24,7 +27,9 @@ from services.runtime.telemetry import Tracing
 class Mesh:
     """Configuration and membership, each swapped whole when control pushes another."""
 
-    def __init__(self, snapshot: Snapshot, channels: Channels, tracing: Tracing) -> None:
+    def __init__(
+        self, snapshot: Snapshot, channels: Channels, tracing: Tracing, *, router_id: str = ""
+    ) -> None:
         self.snapshot = snapshot
         self.tenants = Tenants(snapshot.config)
         self.limits = TenantLimits(snapshot.config.tenants, time.monotonic())
@@ -33,6 +38,8 @@ class Mesh:
         self.dispatcher = Dispatcher(snapshot)
         # To be entered by whoever makes this.
         self.watching = Watching(self.dispatcher, channels)
+        self.recorder = Recorder(router_id)
+        self.recorder.configure(snapshot)
         self.tokenizers = Tokenizers(channels)
         self.roster = Roster("", (), ())
         # Ids and addresses of those to whom a channel may be open.
@@ -43,12 +50,14 @@ class Mesh:
         self.tenants = Tenants(snapshot.config)
         self.limits.configure(snapshot.config.tenants, time.monotonic())
         self.dispatcher.configure(snapshot)
+        self.recorder.configure(snapshot)
         self._watch()
 
     def update_members(self, members: Iterable[control_pb2.Member]) -> None:
         self.roster = read_members(members)
         self.tokenizers.update(self.roster.tokenizers)
         self.dispatcher.update_workers(self.roster.workers)
+        self.recorder.update_workers(self.roster.workers)
         self.dispatcher.update_stores(
             AnnouncedStore(store.id, store.host) for store in self.roster.stores
         )
@@ -74,8 +83,21 @@ class Mesh:
             max_text_bytes=config.tokenizer.max_text_bytes,
         )
 
-    def close(self) -> None:
+    def record(self, outcome: Outcome, ledger: Ledger, error: str) -> None:
+        """`error`: its status or reason; empty when all went well."""
+        if not self.recorder.active:
+            return
+        decision = outcome.decision(
+            ledger,
+            strategy=self.snapshot.config.router.routing_strategy,
+            generation=self.snapshot.generation,
+            error=error,
+        )
+        self.recorder.record(decision)
+
+    async def close(self) -> None:
         self.dispatcher.close()
+        await self.recorder.close()
 
     def _watch(self) -> None:
         """Those who hold KV blocks, while somebody asks where they are."""

@@ -7,6 +7,8 @@ import uuid
 from contextlib import AsyncExitStack
 
 from firsttoken.control.v1 import control_pb2
+from firsttoken.router.v1 import router_pb2_grpc
+from router import operators
 from router.mesh import Mesh
 from router.service import SERVICE_NAME, InferenceService
 from services.runtime.channels import Channels
@@ -14,7 +16,8 @@ from services.runtime.identity import CallerInterceptor
 from services.runtime.membership import ControlClient
 from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
-from services.runtime.telemetry import Tracing
+from services.runtime.startup import parse_listen
+from services.runtime.telemetry import Tracing, export_metrics
 from services.runtime.tls import Tls
 
 
@@ -33,14 +36,17 @@ class RouterNode(Resource):
         listen: str = "127.0.0.1:0",
         tls: Tls | None = None,
         mtls_listen: str = "",
+        operator_listen: str = "",
     ) -> None:
         self._control = control
         self._listen = listen
         self._tls = tls
         self._mtls_listen = mtls_listen
+        self._operator_listen = operator_listen or f"{parse_listen(listen).host}:0"
         self.mtls_address = ""
         self.id = f"router-{uuid.uuid4().hex[:8]}"
         self.address = ""
+        self.operator_address = ""
 
     @property
     def mesh(self) -> Mesh:
@@ -58,9 +64,27 @@ class RouterNode(Resource):
             )
         )
         channels = await stack.enter_async_context(Channels(self._tls))
-        self._mesh = Mesh(control.snapshot, channels, tracing)
-        stack.callback(self._mesh.close)
+        self._mesh = Mesh(control.snapshot, channels, tracing, router_id=self.id)
+        stack.push_async_callback(self._mesh.close)
         await stack.enter_async_context(self._mesh.watching)
+        await stack.enter_async_context(
+            export_metrics(
+                control.snapshot.config.telemetry.otlp_endpoint,
+                service="router",
+                member_id=self.id,
+                metrics=operators.METRICS.values(),
+                read=lambda: operators.read_metrics(self._mesh),
+            )
+        )
+        operator_server = MeshServer(
+            self._operator_listen, service_names=[operators.SERVICE_NAME], tls=self._tls
+        )
+        router_pb2_grpc.add_RouterServiceServicer_to_server(
+            operators.RouterServicer(self._mesh), operator_server.server
+        )
+        await stack.enter_async_context(operator_server)
+        await operator_server.set_serving(True)
+        self.operator_address = operator_server.address
         server = MeshServer(
             self._listen,
             service_names=[SERVICE_NAME],
@@ -77,7 +101,11 @@ class RouterNode(Resource):
         await server.set_serving(True)
         self.address = server.address
         self.mtls_address = server.mtls_address
-        control.update(address=self.address, state=control_pb2.MEMBER_STATE_READY)
+        control.update(
+            address=self.address,
+            operator_address=self.operator_address,
+            state=control_pb2.MEMBER_STATE_READY,
+        )
         # Leaving runs in reverse: say so, end the calls, then what they need.
         stack.callback(control.update, state=control_pb2.MEMBER_STATE_DRAINING)
 

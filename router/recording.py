@@ -80,23 +80,16 @@ class Recorder:
             if self._file is not None:
                 self._file.put(lambda at_s: workers_line(at_s, now))
 
-    def record(self, decision: Decision, prefill_tokens_per_s: float | None) -> None:
+    def record(self, decision: Decision) -> None:
         file = self._file
         if file is None or not file.alive or random.random() >= self._sample:
             return
 
         def line(at_s: float) -> bytes:
-            return decision_line(
-                decision,
-                file.names,
-                start_s=file.start_s,
-                prefill_tokens_per_s=prefill_tokens_per_s,
-            )
-
-        if file.put(line):
             self.num_written += 1
-        else:
-            self.num_dropped += 1
+            return decision_line(decision, file.names, start_s=file.start_s)
+
+        self.num_dropped += not file.put(line)
 
     async def close(self) -> None:
         """What waits is written, as far as CLOSE_TIMEOUT_S lets it. May be called twice."""
@@ -207,5 +200,8 @@ class RecordFile:
                 break
             file.write(data)
             size += len(data)
-        file.write(end_line(round(time.monotonic() - self.start_s, 6), reason))
+        at_s = round(time.monotonic() - self.start_s, 6)
+        if dropped := self._num_dropped - told:
+            file.write(dropped_line(at_s, dropped))
+        file.write(end_line(at_s, reason))
         return reason

@@ -99,6 +99,18 @@ class KvPath(NamedTuple):
     reason: str
 
 
+class Routing(NamedTuple):
+    """How the worker was chosen."""
+
+    strategy: str
+    # Prompt tokens that were expected to be cached there; None: the strategy does not ask.
+    predicted_cached_tokens: int | None
+    # Workers that could have taken the request.
+    candidates: int
+    # For people.
+    reason: str
+
+
 class Piece(NamedTuple):
     """What became ready at once. Text may lag behind ids."""
 
@@ -132,6 +144,7 @@ class Answer:
     # Between the first and the second token, where another worker computed the prompt.
     handoff_ms: float
     kv_path: KvPath
+    routing: Routing
     trace_id: str
     generation: int
     worker_id: str
@@ -342,6 +355,7 @@ class GenerationStream:
             residual_ms=ttft_ms - sum(ledger.values()),
             handoff_ms=finished.handoff_ms,
             kv_path=_kv_path(finished.kv_path),
+            routing=_routing(finished.routing),
             trace_id=finished.trace_id,
             generation=finished.generation,
             worker_id=finished.worker_id,
@@ -359,6 +373,12 @@ def _finish_reason(value: common_pb2.FinishReason.ValueType) -> str:
 
 def _kv_path(path: common_pb2.KvPath) -> KvPath:
     return KvPath(**{name: getattr(path, name) for name in KvPath._fields})
+
+
+def _routing(routing: common_pb2.Routing) -> Routing:
+    is_predicted = routing.HasField("predicted_cached_tokens")
+    predicted = routing.predicted_cached_tokens if is_predicted else None
+    return Routing(routing.strategy, predicted, routing.candidates, routing.reason)
 
 
 def _to_piece(chunk: common_pb2.Chunk) -> Piece:

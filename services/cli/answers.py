@@ -75,6 +75,7 @@ def to_document(answer: Answer) -> dict[str, Any]:
         "residual_ms": answer.residual_ms,
         "handoff_ms": answer.handoff_ms,
         "kv_path": answer.kv_path._asdict(),
+        "routing": answer.routing._asdict(),
         "trace_id": answer.trace_id,
         "generation": answer.generation,
         "worker_id": answer.worker_id,

@@ -11,6 +11,7 @@ import grpc.aio
 
 from firsttoken.control.v1 import control_pb2
 from firsttoken.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from firsttoken.router.v1 import router_pb2, router_pb2_grpc
 from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
 from services.cli import rpc
 from services.cli.members import role_name, state_name, worker_role_name
@@ -65,6 +66,8 @@ async def _describe(member: control_pb2.Member, tls: Tls | None, *, has_l2: bool
     if member.role == control_pb2.MEMBER_ROLE_WORKER:
         fields["worker"] = {**rpc.plain(member.worker), "role": worker_role_name(member.worker)}
         fields["load"] = await _load(member.address, tls)
+    if member.role == control_pb2.MEMBER_ROLE_ROUTER:
+        fields["routing"] = await _routing(member.operator_address, tls)
     if member.role == control_pb2.MEMBER_ROLE_KVSTORE:
         fields["kvstore"] = await _blocks(member.address, tls, has_l2=has_l2)
     return fields
@@ -85,6 +88,19 @@ async def _load(address: str, tls: Tls | None) -> dict[str, Any] | None:
         finally:
             watching.cancel()
     return None
+
+
+async def _routing(address: str, tls: Tls | None) -> dict[str, Any] | None:
+    """How a router's routing goes; None when it does not answer, or is not that far."""
+    if not address:
+        return None
+    async with open_channel(address, tls) as channel:
+        stub = router_pb2_grpc.RouterServiceStub(channel)
+        try:
+            stats = await stub.GetStats(router_pb2.GetStatsRequest(), timeout=ANSWER_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return None
+    return rpc.plain(stats)
 
 
 async def _blocks(address: str, tls: Tls | None, *, has_l2: bool) -> dict[str, Any] | None:
@@ -135,6 +151,8 @@ def _remark(member: dict[str, Any]) -> str:
         capacity = member["worker"]
         role = "" if capacity["role"] == "both" else f"for {capacity['role']}"
         parts += [capacity["engine"], role, _describe_load(member["load"], capacity)]
+    if "routing" in member:
+        parts.append(_describe_routing(member["routing"]))
     if "kvstore" in member:
         parts.append(_describe_blocks(member["kvstore"]))
     return ", ".join(part for part in parts if part)
@@ -154,6 +172,27 @@ def _describe_load(load: dict[str, Any] | None, capacity: dict[str, Any]) -> str
         parts.append(f"prompts computed for others: {load['num_handoffs_given']}")
     if (kv := load["kv"])["blocks_loaded"]:
         parts.append(f"{kv['blocks_loaded']} blocks out of the KV store")
+    return ", ".join(parts)
+
+
+def _describe_routing(routing: dict[str, Any] | None) -> str:
+    if routing is None:
+        return SILENT
+    parts = [routing["strategy"], f"{routing['num_in_flight']} in flight"]
+    if routing["num_waiting"]:
+        parts.append(f"{routing['num_waiting']} waiting")
+    if routing["num_decisions"]:
+        parts += [
+            f"{routing['cached_tokens']} tokens found in caches and"
+            f" {routing['predicted_tokens']} expected in {routing['num_decisions']} requests",
+            f"{routing['num_index_blocks']} blocks known",
+        ]
+    if silent := routing["num_feeds"] - routing["num_live_feeds"]:
+        parts.append(f"no reports from {silent} of {routing['num_feeds']}")
+    if routing["num_recorded"] or routing["num_not_recorded"]:
+        parts.append(f"{routing['num_recorded']} decisions recorded")
+    if routing["num_not_recorded"]:
+        parts.append(f"{routing['num_not_recorded']} not")
     return ", ".join(parts)
 
 

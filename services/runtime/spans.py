@@ -173,7 +173,7 @@ class _OneLine(logging.Filter):
 
     def __init__(self, endpoint: str) -> None:
         super().__init__()
-        self._line = f"spans are dropped: the collector at {endpoint} does not take them"
+        self._line = f"telemetry is dropped: the collector at {endpoint} does not take it"
         self._said = False
 
     def filter(self, record: logging.LogRecord) -> bool:

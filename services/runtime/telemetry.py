@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -70,6 +71,38 @@ class TraceContext(NamedTuple):
         if self.tracestate:
             return (TRACEPARENT, traceparent), (TRACESTATE, self.tracestate)
         return ((TRACEPARENT, traceparent),)
+
+
+class Metric(NamedTuple):
+    """`unit`: as in UCUM, "{request}" for a count of requests."""
+
+    name: str
+    unit: str
+    text: str
+    # It only grows, and begins at 0 with the process.
+    counts: bool
+
+
+@asynccontextmanager
+async def export_metrics(
+    endpoint: str,
+    *,
+    service: str,
+    member_id: str,
+    metrics: Iterable[Metric],
+    read: Callable[[], Mapping[str, float]],
+) -> AsyncIterator[None]:
+    """While this is entered; see MetricsExporter. With an empty endpoint it does nothing."""
+    if not endpoint:
+        yield
+        return
+    from services.runtime.metrics import MetricsExporter
+
+    exporter = MetricsExporter(
+        endpoint, service=service, member_id=member_id, metrics=metrics, read=read
+    )
+    async with exporter:
+        yield
 
 
 def _random_id(num_bytes: int) -> str:

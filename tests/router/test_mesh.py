@@ -35,7 +35,7 @@ async def mesh() -> AsyncIterator[Mesh]:
         )
         async with mesh.watching:
             yield mesh
-        mesh.close()
+        await mesh.close()
 
 
 async def test_keeps_the_channel_of_a_worker_that_stays(mesh: Mesh) -> None:

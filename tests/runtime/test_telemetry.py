@@ -258,10 +258,10 @@ async def test_a_dead_collector_is_one_line_in_the_log(
         context = TraceContext.new().child(sampled=True)
         for _ in range(5000):  # three spans each: more than the queue takes
             tracing.record_request("generate", context, "", make_ledger(time.monotonic()), {})
-        await eventually(lambda: "spans are dropped" in caplog.text)
+        await eventually(lambda: "telemetry is dropped" in caplog.text)
 
     assert [record.getMessage() for record in caplog.records] == [
-        f"spans are dropped: the collector at {DEAD} does not take them"
+        f"telemetry is dropped: the collector at {DEAD} does not take it"
     ]
 
 

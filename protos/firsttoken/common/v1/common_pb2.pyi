@@ -390,6 +390,7 @@ class Finished(_message.Message):
     KV_PATH_FIELD_NUMBER: _builtins.int
     HANDOFF_MS_FIELD_NUMBER: _builtins.int
     MIGRATIONS_FIELD_NUMBER: _builtins.int
+    ROUTING_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     stop_string: _builtins.str
     stop_token_id: _builtins.int
@@ -415,6 +416,8 @@ class Finished(_message.Message):
     def ledger(self) -> Global___Ledger: ...
     @_builtins.property
     def kv_path(self) -> Global___KvPath: ...
+    @_builtins.property
+    def routing(self) -> Global___Routing: ...
     def __init__(
         self,
         *,
@@ -431,16 +434,55 @@ class Finished(_message.Message):
         kv_path: Global___KvPath | None = ...,
         handoff_ms: _builtins.float = ...,
         migrations: _builtins.int = ...,
+        routing: Global___Routing | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kv_path", b"kv_path", "ledger", b"ledger", "stop_cause", b"stop_cause", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kv_path", b"kv_path", "ledger", b"ledger", "routing", b"routing", "stop_cause", b"stop_cause", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "engine", b"engine", "finish_reason", b"finish_reason", "generation", b"generation", "handoff_ms", b"handoff_ms", "kv_path", b"kv_path", "ledger", b"ledger", "migrations", b"migrations", "stop_cause", b"stop_cause", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "trace_id", b"trace_id", "usage", b"usage", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "engine", b"engine", "finish_reason", b"finish_reason", "generation", b"generation", "handoff_ms", b"handoff_ms", "kv_path", b"kv_path", "ledger", b"ledger", "migrations", b"migrations", "routing", b"routing", "stop_cause", b"stop_cause", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "trace_id", b"trace_id", "usage", b"usage", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_stop_cause: _TypeAlias = _typing.Literal["stop_string", "stop_token_id"]  # noqa: Y015
     _WhichOneofArgType_stop_cause: _TypeAlias = _typing.Literal["stop_cause", b"stop_cause"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_stop_cause) -> _WhichOneofReturnType_stop_cause | None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
+
+@_typing.final
+class Routing(_message.Message):
+    """How the worker was chosen that generated the answer; after a migration, the last one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STRATEGY_FIELD_NUMBER: _builtins.int
+    PREDICTED_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    CANDIDATES_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    strategy: _builtins.str
+    """The setting router.routing_strategy at that time."""
+    predicted_cached_tokens: _builtins.int
+    """Prompt tokens that were expected to be cached there; usage.cached_tokens says what
+    was. Absent: the strategy does not ask.
+    """
+    candidates: _builtins.int
+    """Workers that could have taken the request."""
+    reason: _builtins.str
+    """For people: "least cost", "its turn", ..."""
+    def __init__(
+        self,
+        *,
+        strategy: _builtins.str = ...,
+        predicted_cached_tokens: _builtins.int | None = ...,
+        candidates: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_predicted_cached_tokens", b"_predicted_cached_tokens", "predicted_cached_tokens", b"predicted_cached_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_predicted_cached_tokens", b"_predicted_cached_tokens", "candidates", b"candidates", "predicted_cached_tokens", b"predicted_cached_tokens", "reason", b"reason", "strategy", b"strategy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__predicted_cached_tokens: _TypeAlias = _typing.Literal["predicted_cached_tokens"]  # noqa: Y015
+    _WhichOneofArgType__predicted_cached_tokens: _TypeAlias = _typing.Literal["_predicted_cached_tokens", b"_predicted_cached_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__predicted_cached_tokens) -> _WhichOneofReturnType__predicted_cached_tokens | None: ...
+
+Global___Routing: _TypeAlias = Routing  # noqa: Y015
 
 @_typing.final
 class KvPath(_message.Message):

@@ -107,6 +107,7 @@ class Member(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
     MEMORY_SOCKET_FIELD_NUMBER: _builtins.int
+    OPERATOR_ADDRESS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Unique for each incarnation of a process."""
     role: Global___MemberRole.ValueType
@@ -124,6 +125,8 @@ class Member(_message.Message):
     """Set for workers and KV stores: the unix socket (abstract, so that nothing is left
     behind) that hands their memory to processes on the same host.
     """
+    operator_address: _builtins.str
+    """Set for routers: host:port of RouterService, for the mesh's operators."""
     @_builtins.property
     def worker(self) -> Global___WorkerCapacity:
         """Set for workers."""
@@ -141,10 +144,11 @@ class Member(_message.Message):
         worker: Global___WorkerCapacity | None = ...,
         detail: _builtins.str = ...,
         memory_socket: _builtins.str = ...,
+        operator_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "detail", b"detail", "generation", b"generation", "id", b"id", "memory_socket", b"memory_socket", "model", b"model", "pid", b"pid", "role", b"role", "state", b"state", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "detail", b"detail", "generation", b"generation", "id", b"id", "memory_socket", b"memory_socket", "model", b"model", "operator_address", b"operator_address", "pid", b"pid", "role", b"role", "state", b"state", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

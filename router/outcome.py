@@ -1,0 +1,102 @@
+"""What became of one request in the router: for its client, its trace and the record."""
+
+from __future__ import annotations
+
+from firsttoken.common.v1 import common_pb2
+from router.decisions import Decision
+from router.dispatch import Grant
+from router.prompt import Choice, Prompt
+from services.core.ledger import Ledger, Segment
+from services.runtime.telemetry import Attributes
+
+# Of a request that came to no prompt.
+_NOTHING = Prompt(b"", b"", 1)
+
+
+class Outcome:
+    """Filled in while the request runs. Times are time.monotonic()."""
+
+    def __init__(self) -> None:
+        self.tenant = ""
+        self.request_class = ""
+        self.prompt = _NOTHING
+        # Workers tried before one gave the first token, and those that died after it.
+        self.num_attempts = 0
+        self.num_migrations = 0
+        self.choice: Choice | None = None
+        self._strategy = ""
+        self._generation = 0
+        self._usage: common_pb2.Usage | None = None
+        self._finished_s = 0.0
+
+    @property
+    def worker_id(self) -> str:
+        return self.choice.worker.announced.id if self.choice else ""
+
+    def choose(self, grant: Grant, strategy: str) -> None:
+        """A worker is to be called; it may not be the first."""
+        self.choice = grant.choice
+        self._strategy = strategy
+        self._generation = grant.generation
+
+    def finish(self, usage: common_pb2.Usage, now_s: float) -> None:
+        self._usage = usage
+        self._finished_s = now_s
+
+    def routing(self) -> common_pb2.Routing:
+        assert self.choice is not None
+        return common_pb2.Routing(
+            strategy=self._strategy,
+            predicted_cached_tokens=self.choice.predicted_tokens,
+            candidates=self.choice.num_candidates,
+            reason=self.choice.reason,
+        )
+
+    def attributes(self) -> Attributes:
+        """Of the request's span."""
+        found: dict[str, str | bool | int | float] = {
+            "firsttoken.tenant": self.tenant,
+            "firsttoken.worker_id": self.worker_id,
+            "firsttoken.attempts": self.num_attempts,
+            "firsttoken.migrations": self.num_migrations,
+        }
+        if self.choice is not None:
+            found |= {
+                "firsttoken.routing.strategy": self._strategy,
+                "firsttoken.routing.candidates": self.choice.num_candidates,
+                "firsttoken.routing.reason": self.choice.reason,
+            }
+            if self.choice.predicted_tokens is not None:
+                found["firsttoken.routing.predicted_cached_tokens"] = self.choice.predicted_tokens
+                found["firsttoken.routing.cost_s"] = self.choice.cost_s
+        if self._usage is not None:
+            found["firsttoken.routing.actual_cached_tokens"] = self._usage.cached_tokens
+        return found
+
+    def decision(self, ledger: Ledger, *, strategy: str, generation: int, error: str) -> Decision:
+        """`strategy` and `generation`: now, for a request that no worker was chosen for."""
+        usage = self._usage
+        num_after = usage.completion_tokens - 1 if usage else 0
+        tpot_s = None
+        if ledger.first_token_s is not None and num_after > 0:
+            tpot_s = (self._finished_s - ledger.first_token_s) / num_after
+        return Decision(
+            arrived_s=ledger.arrived_s,
+            prefix_keys=self.prompt.prefix_keys,
+            prompt_tokens=self.prompt.num_tokens,
+            output_tokens=usage.completion_tokens if usage else 0,
+            request_class=self.request_class,
+            tenant=self.tenant,
+            strategy=self._strategy or strategy,
+            generation=self._generation or generation,
+            choice=self.choice,
+            attempts=self.num_attempts,
+            migrations=self.num_migrations,
+            queue_s=ledger.spent_s(Segment.QUEUE),
+            ttft_s=None if ledger.first_token_s is None else ledger.total_s,
+            tpot_s=tpot_s,
+            cached_tokens=usage.cached_tokens if usage else None,
+            evaluated_tokens=usage.evaluated_prompt_tokens if usage else None,
+            prefill_s=ledger.spent_s(Segment.PREFILL) if usage else None,
+            error=error,
+        )
