@@ -13,9 +13,7 @@ import sys
 import time
 
 from services.core import config as mesh_config
-from services.core.keys import extend_keys, storage_key
 from services.core.settings import DelaySettings, MeshConfig
-from services.core.tokens import pack
 from services.runtime.allocator import keep_freed_memory
 from services.runtime.startup import StartupError
 from worker.arena import ArenaLayout, BlockArena
@@ -44,10 +42,12 @@ from worker.messages import (
     Token,
 )
 from worker.outbox import Outbox
-from worker.pool import BlockPool, NewBlock
+from worker.pool import BlockPool
+from worker.prefix_cache import PrefixCache, TokenNames
 from worker.reports import Counters, PendingReport
 from worker.sampling import Row, Sampled, sample
-from worker.scheduler import Planned, Scheduler, Sequence, StepBudget
+from worker.scheduler import Planned, Scheduler, StepBudget
+from worker.sequence import Sequence
 from worker.transfers import Transfers
 
 # An engine that moves KV by itself tells no event.
@@ -65,11 +65,12 @@ class EngineCore:
         self._arena = arena
         self._link = link
         self._pool = BlockPool(arena.pool, arena.generations)
-        self._scheduler = Scheduler(engine.info, self._pool)
+        self._cache = PrefixCache(engine.info, self._pool, TokenNames(engine.info))
         self._budget = StepBudget(
             max_step_s=config.worker.max_step_ms / 1e3,
             max_batch_tokens=config.worker.max_batch_tokens,
         )
+        self._scheduler = Scheduler(engine.info, self._cache, self._budget)
         self._delay_ms: DelaySettings = config.debug.delay_ms
         self._outbox = Outbox(engine, arena, early_blocks=config.worker.handoff_export_blocks)
         self._transfers = Transfers(engine.transport)
@@ -84,7 +85,7 @@ class EngineCore:
             self._pending.transfers += self._transfers.settle()
             self._admit()
             self._join_all()
-            planned = self._scheduler.plan(self._budget, self._start)
+            planned = self._scheduler.plan(self._start)
             if planned:
                 self._step(planned)
             self._publish()
@@ -140,18 +141,17 @@ class EngineCore:
                 self._start(sequence)
 
     def _start(self, sequence: Sequence) -> None:
-        """Bring in the longest cached chain, all but the last input token at most."""
-        sequence.started_s = time.monotonic()
-        chain = self._storage_keys(self._input_keys(sequence))
-        usable = chain[: (sequence.num_input - 1) // self._info.block_tokens]
-        length = self._pool.match(usable)
-        if length:
-            self._engine.append_blocks(sequence.slot, self._pool.read(usable[:length]))
-        sequence.num_cached = sequence.num_computed = length * self._info.block_tokens
-        self._counters.prompt_tokens_cached += sequence.num_cached
-        _delay(self._delay_ms.worker_kv_load)
-        sequence.kv_load_s = time.monotonic() - sequence.started_s
-        self._pending.started.append(Started(sequence.request_id, length))
+        """Bring in what is cached of it, again where more has come since."""
+        began_s, num_cached = time.monotonic(), sequence.num_cached
+        blocks = self._cache.bring_in(sequence)
+        if blocks:
+            self._engine.append_blocks(sequence.slot, blocks)
+        self._counters.prompt_tokens_cached += sequence.num_cached - num_cached
+        if not sequence.started:
+            sequence.started_s = began_s
+            _delay(self._delay_ms.worker_kv_load)
+            self._pending.started.append(Started(sequence.request_id, len(blocks)))
+        sequence.kv_load_s += time.monotonic() - began_s
         # Of the blocks that came while it waited, the pool may have got some meanwhile.
         self._drop_passed(sequence)
         self._join(sequence)
@@ -276,10 +276,8 @@ class EngineCore:
             for exported in self._outbox.export(sequence):
                 self._pending.exported += exported
                 self._publish()  # another worker waits for it; what is kept is for later
-        for sequence, work in planned:
-            first = work.wants_logits and sequence.num_answered == 1
-            if (first or sequence.finished) and not sequence.for_another:
-                self._keep(sequence)
+        for sequence in running:
+            self._keep(sequence)
         ended = [each for each in running if each.finished and not self._is_awaited(each)]
         for sequence in ended:
             self._release(sequence.request_id)
@@ -290,44 +288,20 @@ class EngineCore:
         """Another worker has not yet got all its KV."""
         return self._outbox.owes(sequence) or sequence.transferring
 
-    def _keep(self, sequence: Sequence) -> None:
-        """Export the full blocks that the pool lacks."""
-        if not sequence.submit.prefix_keys:
-            return
-        chain = self._chain(sequence)
-        have = self._pool.match([block.storage_key for block in chain])
-        places = self._pool.store(chain, have)
-        if places:
-            self._engine.export_blocks(sequence.slot, have, places)
-
-    def _chain(self, sequence: Sequence) -> list[NewBlock]:
-        """The full blocks in the slot, prompt and answer together."""
-        keys = self._keys(sequence, sequence.answer)
-        keys = keys[: sequence.num_computed // self._info.block_tokens]
-        return [NewBlock(*pair) for pair in zip(self._storage_keys(keys), keys, strict=True)]
-
-    def _input_keys(self, sequence: Sequence) -> list[bytes]:
-        if not sequence.submit.prefix_keys:
-            return []
-        return self._keys(sequence, sequence.submit.answer_ids)
-
-    def _keys(self, sequence: Sequence, answer: list[int] | tuple[int, ...]) -> list[bytes]:
-        """Prefix keys of the full blocks of prompt and answer."""
-        prefix_keys = sequence.submit.prefix_keys
-        num_keyed = (len(prefix_keys) - 1) * self._info.block_tokens
-        rest = pack(sequence.submit.token_ids[num_keyed:]) + pack(answer)
-        more = extend_keys(prefix_keys[-1], rest, self._info.block_tokens)
-        return [*prefix_keys[1:], *more]
-
-    def _storage_keys(self, prefix_keys: list[bytes]) -> list[bytes]:
-        return [storage_key(key, self._info.fingerprint) for key in prefix_keys]
+    def _keep(self, sequence: Sequence, *, ending: bool = False) -> None:
+        """Export the full blocks that the pool lacks, once they are due."""
+        if self._cache.due(sequence, ending=ending):
+            first, places = self._cache.keep(sequence)
+            if places:
+                self._engine.export_blocks(sequence.slot, first, places)
 
     def _release(self, request_id: int) -> None:
-        sequence = self._scheduler.remove(request_id)
+        sequence = self._scheduler.find(request_id)
         if sequence is None:
             return  # it had ended before the front's cancel arrived
-        if sequence.for_another and sequence.finished:
-            self._keep(sequence)  # not before: the other worker waits for it
+        if sequence.finished:
+            self._keep(sequence, ending=True)
+        self._scheduler.remove(request_id)
         if sequence.slot >= 0:
             self._transfers.give_up(sequence)
             self._engine.clear(sequence.slot)

@@ -8,7 +8,7 @@ from services.core.kvblocks import checksum
 from worker.arena import BlockArena
 from worker.engines.contract import Engine
 from worker.messages import ExportedBlock
-from worker.scheduler import Sequence
+from worker.sequence import Sequence
 
 # Bytes exported at once: the other worker takes them while the next are exported.
 RUN_BYTES = 4 << 20

@@ -86,7 +86,7 @@ class Counters:
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             num_blocks_cached=pool.num_cached,
-            num_blocks_reserved=pool.num_reserved,
+            num_blocks_reserved=pool.num_reserved + pool.num_pinned,
             num_blocks_total=pool.num_blocks,
             num_outbox_blocks=num_outbox_blocks,
             prompt_tokens_evaluated=self.prompt_tokens_evaluated,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from worker.engines.contract import DisaggregatedParams, EngineFailure, KvTransport
 from worker.messages import TransferDone
-from worker.scheduler import Sequence
+from worker.sequence import Sequence
 
 
 class Transfers:

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from worker.pool import BlockPool, NewBlock
+from worker.pool import BlockPool, Claim, NewBlock
 
 
 def new_pool(num_blocks: int, block_bytes: int = 4) -> BlockPool:
@@ -20,12 +19,8 @@ def chain(name: str, length: int) -> list[NewBlock]:
     ]
 
 
-def keys(blocks: list[NewBlock]) -> list[bytes]:
-    return [block.storage_key for block in blocks]
-
-
 def fill(pool: BlockPool, blocks: list[NewBlock], value: int = 1) -> int:
-    places = pool.store(blocks, pool.match(keys(blocks)))
+    places = pool.store(blocks, pool.match(blocks))
     for offset, place in enumerate(places):
         place[:] = value + offset
     return len(places)
@@ -36,8 +31,8 @@ def test_a_stored_chain_is_matched_and_read_back() -> None:
     blocks = chain("a", 3)
 
     assert fill(pool, blocks, value=7) == 3
-    assert pool.match(keys(blocks)) == 3
-    assert [int(place[0]) for place in pool.read(keys(blocks))] == [7, 8, 9]
+    assert pool.match(blocks) == 3
+    assert [int(place[0]) for place in pool.read(blocks)] == [7, 8, 9]
 
 
 def test_a_match_stops_at_the_first_gap() -> None:
@@ -45,7 +40,7 @@ def test_a_match_stops_at_the_first_gap() -> None:
     blocks = chain("a", 3)
     fill(pool, blocks)
 
-    assert pool.match([blocks[0].storage_key, b"other", blocks[1].storage_key]) == 1
+    assert pool.match([blocks[0], NewBlock(b"other", b"other"), blocks[1]]) == 1
 
 
 def test_eviction_takes_the_least_recently_used_chain_from_its_tail() -> None:
@@ -57,8 +52,8 @@ def test_eviction_takes_the_least_recently_used_chain_from_its_tail() -> None:
 
     fill(pool, chain("new", 1))
 
-    assert pool.match(keys(old)) == 1
-    assert pool.match(keys(young)) == 2
+    assert pool.match(old) == 1
+    assert pool.match(young) == 2
     assert pool.take_events().evicted == [old[1].prefix_key]
 
 
@@ -67,12 +62,12 @@ def test_a_match_counts_as_use() -> None:
     first, second = chain("first", 2), chain("second", 2)
     fill(pool, first)
     fill(pool, second)
-    pool.match(keys(first))
+    pool.match(first)
 
     fill(pool, chain("new", 2))
 
-    assert pool.match(keys(first)) == 2
-    assert pool.match(keys(second)) == 0
+    assert pool.match(first) == 2
+    assert pool.match(second) == 0
 
 
 def test_a_chain_longer_than_the_pool_keeps_its_head() -> None:
@@ -80,25 +75,92 @@ def test_a_chain_longer_than_the_pool_keeps_its_head() -> None:
     blocks = chain("long", 5)
 
     assert fill(pool, blocks) == 3
-    assert pool.match(keys(blocks)) == 3
+    assert pool.match(blocks) == 3
 
 
-def test_a_reservation_evicts_cached_blocks_before_it_fails() -> None:
+def test_a_claim_evicts_cached_blocks_before_it_fails() -> None:
     pool = new_pool(4)
     fill(pool, chain("a", 4))
 
-    assert pool.reserve(3)
+    assert pool.claim([], 3) is not None
     assert (pool.num_cached, pool.num_reserved) == (1, 3)
-    assert not pool.reserve(2)
+    assert pool.claim([], 2) is None
     assert (pool.num_cached, pool.num_reserved) == (1, 3)
     pool.check_integrity()
 
 
-def test_releasing_more_than_is_reserved_is_refused() -> None:
-    pool = new_pool(2)
+def test_requests_that_share_cached_blocks_count_them_once() -> None:
+    pool = new_pool(6)
+    shared = chain("a", 3)
+    fill(pool, shared)
 
-    with pytest.raises(ValueError, match="0 reserved"):
-        pool.release(1)
+    claims = [pool.claim(shared, 4) for _ in range(3)]
+
+    assert [claim is not None for claim in claims] == [True] * 3
+    assert (pool.num_cached, pool.num_pinned, pool.num_reserved) == (3, 3, 3)
+    assert pool.claim(shared, 4) is None
+
+
+def test_what_a_running_request_uses_is_not_evicted() -> None:
+    pool = new_pool(4)
+    used, idle = chain("used", 2), chain("idle", 2)
+    fill(pool, used)
+    claim = pool.claim(used, 2)
+    assert claim is not None
+    fill(pool, idle)
+
+    assert pool.claim([], 3) is None
+    assert pool.claim([], 2) is not None
+    assert (pool.match(used), pool.match(idle)) == (2, 0)
+    pool.release(claim)
+    assert fill(pool, chain("new", 2)) == 2
+
+
+def test_computed_blocks_move_from_the_room_for_them_into_the_cache() -> None:
+    pool = new_pool(4)
+    blocks = chain("a", 3)
+    claim = pool.claim(blocks, 4)
+    assert claim is not None
+
+    first, places = pool.keep(claim, blocks[:2])
+
+    assert (first, len(places)) == (0, 2)
+    assert (pool.num_cached, pool.num_pinned, pool.num_reserved) == (2, 2, 2)
+    assert pool.match(blocks) == 2
+    assert [block.block_index for block in pool.take_events().stored] == [0, 1]
+    assert pool.keep(claim, blocks).first == 2
+    pool.check_integrity([claim])
+
+
+def test_blocks_that_came_in_meanwhile_are_pinned_instead_of_room_for_them() -> None:
+    pool = new_pool(8)
+    blocks = chain("a", 3)
+    first, second = pool.claim(blocks, 4), pool.claim(blocks, 4)
+    assert first is not None
+    assert second is not None
+    pool.keep(first, blocks)
+
+    pool.pin_more(second, blocks)
+
+    assert (second.num_pinned, second.num_reserved) == (3, 1)
+    assert pool.num_reserved == 2
+    assert pool.keep(second, blocks).places == []
+    pool.check_integrity([first, second])
+
+
+def test_blocks_of_an_ended_request_leave_from_the_tail() -> None:
+    pool = new_pool(4)
+    blocks = chain("a", 3)
+    claim = pool.claim(blocks, 4)
+    assert claim is not None
+    pool.keep(claim, blocks)
+    pool.release(claim)
+    pool.take_events()
+
+    pool.claim([], 3)
+
+    assert pool.match(blocks) == 1
+    assert pool.take_events().evicted == [b"p-a2", b"p-a1"]
 
 
 def test_a_stored_block_is_told_with_its_place_in_the_chain() -> None:
@@ -146,21 +208,47 @@ class PoolAgainstItsEvents(RuleBasedStateMachine):
         super().__init__()
         self.pool = new_pool(6)
         self.known: set[bytes] = set()
+        self.claims: list[Claim] = []
+        self.names: list[str] = []
 
     @rule(name=st.sampled_from("abc"), length=st.integers(1, 8))
     def store(self, name: str, length: int) -> None:
         fill(self.pool, chain(name, length))
 
-    @rule(num_blocks=st.integers(1, 6))
-    def reserve(self, num_blocks: int) -> None:
+    @rule(name=st.sampled_from("abc"), length=st.integers(0, 5), more=st.integers(0, 3))
+    def claim(self, name: str, length: int, more: int) -> None:
+        """Takes what is to be had, and nothing otherwise."""
+        blocks = chain(name, length)
+        pinned = {key for each in self.claims for key in each.chain[: each.num_pinned]}
+        needed = {*pinned, *blocks[: self.pool.length(blocks)]}
+        num_new = length + more - self.pool.length(blocks)
+        fits = len(needed) + self.pool.num_reserved + num_new <= self.pool.num_blocks
         before = self.pool.num_reserved
-        taken = self.pool.reserve(num_blocks)
-        assert taken == (before + num_blocks <= self.pool.num_blocks)
+        claim = self.pool.claim(blocks, length + more)
+        assert (claim is not None) == fits
+        assert self.pool.num_reserved == before + (num_new if fits else 0)
+        if claim is not None:
+            self.claims.append(claim)
+            self.names.append(name)
 
-    @precondition(lambda self: self.pool.num_reserved)
-    @rule()
-    def release(self) -> None:
-        self.pool.release(1)
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), length=st.integers(1, 8))
+    def keep(self, data: st.DataObject, length: int) -> None:
+        """Never takes more room than there was for it."""
+        index = data.draw(st.integers(0, len(self.claims) - 1))
+        claim = self.claims[index]
+        before = self.pool.num_reserved + self.pool.num_pinned
+        blocks = chain(self.names[index], max(length, claim.num_pinned))
+        self.pool.keep(claim, blocks)
+        assert self.pool.num_reserved + self.pool.num_pinned <= before
+        assert self.pool.length(blocks[: claim.num_pinned]) == claim.num_pinned
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        index = data.draw(st.integers(0, len(self.claims) - 1))
+        self.names.pop(index)
+        self.pool.release(self.claims.pop(index))
 
     @rule()
     def report(self) -> None:
@@ -171,13 +259,13 @@ class PoolAgainstItsEvents(RuleBasedStateMachine):
             block.prefix_key
             for name in "abc"
             for block in chain(name, 8)
-            if self.pool.match([block.storage_key])
+            if self.pool.match([block])
         }
         assert self.known == held
 
     @invariant()
     def whole(self) -> None:
-        self.pool.check_integrity()
+        self.pool.check_integrity(self.claims)
 
 
 TestPoolAgainstItsEvents = PoolAgainstItsEvents.TestCase
@@ -189,11 +277,11 @@ def test_what_is_read_is_what_was_written(stores: list[tuple[str, int]]) -> None
     values = {"a": 10, "b": 20, "c": 30, "d": 40}
     for name, length in stores:
         blocks = chain(name, length)
-        have = pool.match(keys(blocks))
+        have = pool.match(blocks)
         for offset, place in enumerate(pool.store(blocks, have)):
             place[:] = values[name] + have + offset
 
-        found = pool.match(keys(blocks))
-        read = [int(place[0]) for place in pool.read(keys(blocks)[:found])]
+        found = pool.match(blocks)
+        read = [int(place[0]) for place in pool.read(blocks[:found])]
 
         assert read == [values[name] + index for index in range(found)]

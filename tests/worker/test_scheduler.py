@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from services.core.sampling import Sampling
 from worker.engines.contract import EngineInfo
 from worker.messages import Submit
+from worker.order import BATCH_AGEING_S
 from worker.pool import BlockPool
-from worker.scheduler import BATCH_AGEING_S, Planned, Scheduler, Sequence, StepBudget
+from worker.prefix_cache import PrefixCache, TokenNames
+from worker.scheduler import Planned, Scheduler, StepBudget
+from worker.sequence import Sequence
 
 INFO = EngineInfo(
     name="test",
@@ -28,13 +31,13 @@ INFO = EngineInfo(
 )
 
 
-def new_scheduler(info: EngineInfo = INFO) -> Scheduler:
-    pool = BlockPool(np.zeros((info.num_blocks, info.block_bytes), dtype=np.uint8))
-    return Scheduler(info, pool)
-
-
 def new_budget(max_batch_tokens: int = 512) -> StepBudget:
     return StepBudget(max_step_s=0.25, max_batch_tokens=max_batch_tokens)
+
+
+def new_scheduler(info: EngineInfo = INFO, budget: StepBudget | None = None) -> Scheduler:
+    pool = BlockPool(np.zeros((info.num_blocks, info.block_bytes), dtype=np.uint8))
+    return Scheduler(info, PrefixCache(info, pool, TokenNames(info)), budget or new_budget())
 
 
 def request(
@@ -54,12 +57,11 @@ def ids(planned: list[Planned]) -> list[int]:
 
 def run_step(
     scheduler: Scheduler,
-    budget: StepBudget,
     start: Callable[[Sequence], None] = start_without_cache,
 ) -> list[Planned]:
     """What the core does in a step, with an engine that always answers 1."""
     scheduler.admit()
-    planned = scheduler.plan(budget, start)
+    planned = scheduler.plan(start)
     for sequence, work in planned:
         sequence.num_computed += len(work.tokens)
         if work.wants_logits:
@@ -68,10 +70,10 @@ def run_step(
 
 
 def test_a_long_prompt_is_cut_into_chunks_and_only_the_last_wants_logits() -> None:
-    scheduler, budget = new_scheduler(), new_budget()
+    scheduler = new_scheduler()
     scheduler.add(request(1, num_prompt=40))
 
-    steps = [run_step(scheduler, budget)[0].work for _ in range(3)]
+    steps = [run_step(scheduler)[0].work for _ in range(3)]
 
     assert [len(work.tokens) for work in steps] == [32, 8, 1]
     assert [work.position for work in steps] == [0, 32, 40]
@@ -79,12 +81,12 @@ def test_a_long_prompt_is_cut_into_chunks_and_only_the_last_wants_logits() -> No
 
 
 def test_decoding_goes_on_while_another_prompt_is_computed() -> None:
-    scheduler, budget = new_scheduler(), new_budget()
+    scheduler = new_scheduler()
     scheduler.add(request(1))
-    run_step(scheduler, budget)
+    run_step(scheduler)
     scheduler.add(request(2, num_prompt=40))
 
-    planned = run_step(scheduler, budget)
+    planned = run_step(scheduler)
 
     assert ids(planned) == [1, 2]
     assert len(planned[0].work.tokens) == 1
@@ -92,16 +94,16 @@ def test_decoding_goes_on_while_another_prompt_is_computed() -> None:
 
 
 def test_the_first_prompt_takes_the_whole_budget() -> None:
-    scheduler, budget = new_scheduler(), new_budget()
+    scheduler = new_scheduler()
     scheduler.add(request(1, num_prompt=40))
     scheduler.add(request(2, num_prompt=4))
 
-    assert ids(run_step(scheduler, budget)) == [1]
-    assert ids(run_step(scheduler, budget)) == [1, 2]
+    assert ids(run_step(scheduler)) == [1]
+    assert ids(run_step(scheduler)) == [1, 2]
 
 
 def test_a_cached_prefix_is_brought_in_when_the_prompt_has_its_turn() -> None:
-    scheduler, budget = new_scheduler(), new_budget()
+    scheduler = new_scheduler()
     started = []
 
     def start(sequence: Sequence) -> None:
@@ -110,7 +112,7 @@ def test_a_cached_prefix_is_brought_in_when_the_prompt_has_its_turn() -> None:
         sequence.num_computed = 32
 
     scheduler.add(request(1, num_prompt=40))
-    planned = run_step(scheduler, budget, start)
+    planned = run_step(scheduler, start)
 
     assert started == [1]
     assert planned[0].work.position == 32
@@ -123,12 +125,12 @@ def test_interactive_goes_before_batch_until_batch_has_aged() -> None:
     scheduler.add(request(2, at_s=BATCH_AGEING_S - 1))
 
     scheduler.admit()
-    assert ids(scheduler.plan(new_budget(), start_without_cache)) == [2]
+    assert ids(scheduler.plan(start_without_cache)) == [2]
 
     scheduler.add(request(3, at_s=BATCH_AGEING_S + 1))
     scheduler.remove(2)
     scheduler.admit()
-    assert ids(scheduler.plan(new_budget(), start_without_cache)) == [1]
+    assert ids(scheduler.plan(start_without_cache)) == [1]
 
 
 def test_a_request_waits_for_kv_room_and_gets_it_when_another_ends() -> None:
@@ -209,8 +211,8 @@ def test_a_prompt_always_advances_however_slow_the_engine() -> None:
 def test_every_request_ends_and_nothing_stays_taken(
     arrivals: list[tuple[int, int, bool]], cancelled: set[int], num_blocks: int
 ) -> None:
-    scheduler = new_scheduler(INFO._replace(num_blocks=num_blocks))
     budget = new_budget(max_batch_tokens=16)
+    scheduler = new_scheduler(INFO._replace(num_blocks=num_blocks), budget)
     answered: dict[int, int] = {}
     for request_id, (num_prompt, most, batch) in enumerate(arrivals):
         scheduler.add(request(request_id, num_prompt, batch=batch, most=most))
@@ -219,7 +221,7 @@ def test_every_request_ends_and_nothing_stays_taken(
             break
         if step in cancelled:
             scheduler.remove(step)
-        for sequence, _ in run_step(scheduler, budget):
+        for sequence, _ in run_step(scheduler):
             if len(sequence.answer) == sequence.submit.sampling.max_tokens:
                 answered[sequence.request_id] = len(sequence.answer)
                 scheduler.remove(sequence.request_id)
