@@ -96,7 +96,11 @@ def make_strategy(config: MeshConfig, knowledge: Knowledge) -> Strategy:
                 concurrency_threshold=settings.concurrency_threshold,
             )
         case "kv_aware":
-            return KvAware(knowledge, step_tokens=config.worker.max_batch_tokens)
+            return KvAware(
+                knowledge,
+                step_tokens=config.worker.max_batch_tokens,
+                explain=bool(settings.record_decisions),
+            )
     raise AssertionError(f"no strategy {settings.routing_strategy!r}")  # config admits no other
 
 
