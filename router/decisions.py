@@ -53,6 +53,10 @@ class Decision(NamedTuple):
     # What the engine computed of the prompt, and how long that took.
     evaluated_tokens: int | None = None
     prefill_s: float | None = None
+    # Of `ttft_s`, what neither waiting nor an engine took: tokenizing, messages, routing.
+    overhead_s: float | None = None
+    # From the arrival on; None: without one.
+    deadline_s: float | None = None
     # Its status, or reason; empty: the answer was whole.
     error: str = ""
 
@@ -136,6 +140,8 @@ def decision_line(decision: Decision, names: Anonymous, *, start_s: float) -> by
         "cached_tokens": decision.cached_tokens,
         "evaluated_tokens": decision.evaluated_tokens,
         "prefill_ms": _ms(decision.prefill_s),
+        "overhead_ms": _ms(decision.overhead_s),
+        "deadline_s": decision.deadline_s,
         "error": decision.error,
     }
     if choice is not None:

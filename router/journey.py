@@ -63,6 +63,7 @@ class Journey:
         self._tenant = caller()
         self._outcome = Outcome()
         self._outcome.tenant = self._tenant.name
+        self._outcome.deadline_s = context.time_remaining()
 
     async def run(self) -> None:
         error, code = "", ""

@@ -11,6 +11,7 @@ from services.runtime.telemetry import Attributes
 
 # Of a request that came to no prompt.
 _NOTHING = Prompt(b"", b"", 1)
+_WORK = (Segment.QUEUE, Segment.PREFILL_QUEUE, Segment.KV_LOAD, Segment.PREFILL)
 
 
 class Outcome:
@@ -19,6 +20,8 @@ class Outcome:
     def __init__(self) -> None:
         self.tenant = ""
         self.request_class = ""
+        # From its arrival on; None: there is none.
+        self.deadline_s: float | None = None
         self.prompt = _NOTHING
         # Workers tried before one gave the first token, and those that died after it.
         self.num_attempts = 0
@@ -86,6 +89,7 @@ class Outcome:
             prompt_tokens=self.prompt.num_tokens,
             output_tokens=usage.completion_tokens if usage else 0,
             request_class=self.request_class,
+            deadline_s=self.deadline_s,
             tenant=self.tenant,
             strategy=self._strategy or strategy,
             generation=self._generation or generation,
@@ -98,5 +102,11 @@ class Outcome:
             cached_tokens=usage.cached_tokens if usage else None,
             evaluated_tokens=usage.evaluated_prompt_tokens if usage else None,
             prefill_s=ledger.spent_s(Segment.PREFILL) if usage else None,
+            overhead_s=_overhead_s(ledger) if usage else None,
             error=error,
         )
+
+
+def _overhead_s(ledger: Ledger) -> float:
+    """Of the time to the first token, what neither waiting nor an engine took."""
+    return max(0.0, ledger.total_s - sum(map(ledger.spent_s, _WORK)))
