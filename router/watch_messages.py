@@ -79,6 +79,7 @@ def _load(load: worker_pb2.Load) -> LoadEvent:
     return LoadEvent(
         num_running=load.num_running,
         num_waiting=load.num_waiting,
+        queued_prompt_tokens=load.queued_prompt_tokens,
         prefill_tokens_per_s=load.prefill_tokens_per_s,
         num_blocks_reserved=load.num_blocks_reserved,
         num_blocks_total=load.num_blocks_total,

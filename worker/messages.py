@@ -199,6 +199,7 @@ class CoreLoad(NamedTuple):
     engine_busy_s: float
     longest_step_ms: float
     prefill_tokens_per_s: float
+    queued_prompt_tokens: int
 
 
 class Started(NamedTuple):

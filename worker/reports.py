@@ -96,4 +96,5 @@ class Counters:
             engine_busy_s=self.engine_busy_s,
             longest_step_ms=max(self.recent_steps_s, default=0.0) * 1e3,
             prefill_tokens_per_s=prefill_tokens_per_s,
+            queued_prompt_tokens=scheduler.num_queued_tokens,
         )

@@ -242,6 +242,7 @@ async def test_the_load_tells_of_a_prompt_while_it_is_computed() -> None:
 
     assert (load.num_running, load.num_blocks_reserved) == (1, 13)
     assert load.prompt_tokens_evaluated < 200
+    assert load.prompt_tokens_evaluated + load.queued_prompt_tokens == 200
     assert len(tokens) == 1
 
 

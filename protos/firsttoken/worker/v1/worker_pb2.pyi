@@ -817,10 +817,12 @@ class Load(_message.Message):
     NUM_OUTBOX_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_INBOX_BLOCKS_FIELD_NUMBER: _builtins.int
     KV_FIELD_NUMBER: _builtins.int
+    QUEUED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     num_waiting: _builtins.int
     num_blocks_cached: _builtins.int
     num_blocks_reserved: _builtins.int
+    """What running requests hold: room, and the cached blocks that they use, each once."""
     num_blocks_total: _builtins.int
     prompt_tokens_evaluated: _builtins.int
     """Prompt tokens that went through the engine, counted at the engine call."""
@@ -841,6 +843,10 @@ class Load(_message.Message):
     num_outbox_blocks: _builtins.int
     """Blocks on their way to other workers, and into the engine here."""
     num_inbox_blocks: _builtins.int
+    queued_prompt_tokens: _builtins.int
+    """Of all requests here: prompt tokens that are still to be computed or brought from
+    elsewhere. Without those that the cache has, or that are being computed for another.
+    """
     @_builtins.property
     def kv(self) -> Global___KvTraffic: ...
     def __init__(
@@ -863,10 +869,11 @@ class Load(_message.Message):
         num_outbox_blocks: _builtins.int = ...,
         num_inbox_blocks: _builtins.int = ...,
         kv: Global___KvTraffic | None = ...,
+        queued_prompt_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens_evaluated", b"decode_tokens_evaluated", "engine_busy_s", b"engine_busy_s", "kv", b"kv", "longest_step_ms", b"longest_step_ms", "num_blocks_cached", b"num_blocks_cached", "num_blocks_reserved", b"num_blocks_reserved", "num_blocks_total", b"num_blocks_total", "num_handoffs_given", b"num_handoffs_given", "num_handoffs_taken", b"num_handoffs_taken", "num_inbox_blocks", b"num_inbox_blocks", "num_outbox_blocks", b"num_outbox_blocks", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prompt_tokens_cached", b"prompt_tokens_cached", "prompt_tokens_evaluated", b"prompt_tokens_evaluated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens_evaluated", b"decode_tokens_evaluated", "engine_busy_s", b"engine_busy_s", "kv", b"kv", "longest_step_ms", b"longest_step_ms", "num_blocks_cached", b"num_blocks_cached", "num_blocks_reserved", b"num_blocks_reserved", "num_blocks_total", b"num_blocks_total", "num_handoffs_given", b"num_handoffs_given", "num_handoffs_taken", b"num_handoffs_taken", "num_inbox_blocks", b"num_inbox_blocks", "num_outbox_blocks", b"num_outbox_blocks", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prompt_tokens_cached", b"prompt_tokens_cached", "prompt_tokens_evaluated", b"prompt_tokens_evaluated", "queued_prompt_tokens", b"queued_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
