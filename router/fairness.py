@@ -193,12 +193,14 @@ class FairLine(Generic[Item]):
         assert next(iter(flow.line)) is item
         end = flow.tag
         self._leave_line(flow, item)
-        flow.start = end
+        self._displace(flow)
+        # One that goes before its tenant's turn, by its age, leaves others that end sooner; so
+        # much of it is free.
+        others = self._turns.fold()
+        if self._num_in_lines:
+            self._virtual = max(self._virtual, end if others is None else min(end, others.tag))
+        flow.start = self._virtual
         self._place(flow)
-        following = self._turns.fold()
-        if following is not None:
-            # One that goes before its tenant's turn, by its age, leaves others that end sooner.
-            self._virtual = max(self._virtual, min(end, following.tag))
 
     def remove(self, tenant: str, item: Item) -> None:
         """It is cancelled. Who is behind it in its tenant's line moves up."""
@@ -233,7 +235,7 @@ class FairLine(Generic[Item]):
             assert flow.coming >= 0
             assert flow.line or flow.coming
             assert (flow.turn_key is None) == (flow.tail_key is None) == (not flow.line)
-            assert not flow.line or flow.tag >= self._virtual - 1e-6
+            assert not flow.line or flow.start <= self._virtual <= flow.tag + 1e-6
             assert list(flow.line.values()) == sorted(flow.line.values())
         flows = self._flows.values()
         assert self._num_in_lines == sum(len(flow.line) for flow in flows)
@@ -262,8 +264,7 @@ class FairLine(Generic[Item]):
     def _leave_front(self, item: Item) -> None:
         self._front.remove(self._front_ranks.pop(item))
 
-    def _place(self, flow: _Flow[Item]) -> None:
-        """Have the rankings know it as it is now; forget it when it has nothing."""
+    def _displace(self, flow: _Flow[Item]) -> None:
         if flow.turn_key is not None:
             self._turns.remove(flow.turn_key)
             flow.turn_key = None
@@ -273,6 +274,10 @@ class FairLine(Generic[Item]):
         if flow.coming_key is not None:
             self._coming.remove(flow.coming_key)
             flow.coming_key = None
+
+    def _place(self, flow: _Flow[Item]) -> None:
+        """Have the rankings know it as it is now; forget it when it has nothing."""
+        self._displace(flow)
         count, weight = len(flow.line) + flow.coming, flow.weight
         if flow.line:
             item, rank = next(iter(flow.line.items()))
