@@ -93,10 +93,19 @@ class Journey:
         self._outcome.request_class = checked.request_class.value
         # The worker's slot is free when the worker is, however slowly the client reads.
         async with self._delivery:
-            with self._mesh.dispatcher.enter(checked.request_class) as place:
+            with self._enter(checked) as place:
                 prompt = self._outcome.prompt = await self._preprocess(checked)
                 await inject(self._delay_ms.router_unowned)
                 await self._generate(place, prompt, checked.tenant)
+
+    def _enter(self, checked: Checked) -> Place:
+        remaining_s = self._context.time_remaining()
+        longest_s = self._config.router.max_deadline_s
+        return self._mesh.dispatcher.enter(
+            checked.request_class,
+            tenant=checked.tenant,
+            remaining_s=longest_s if remaining_s is None else min(remaining_s, longest_s),
+        )
 
     async def _preprocess(self, checked: Checked) -> Prompt:
         request = tokenizer_pb2.EncodeRequest(
