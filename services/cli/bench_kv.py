@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from firsttoken.client import MeshClient
@@ -25,6 +24,7 @@ from services.bench import (
     redis,
     restart,
     transports,
+    workload_traces,
 )
 from services.cli.failures import CANNOT_START, Failure
 from services.cli.figures import show_figures
@@ -35,7 +35,7 @@ from services.runtime.startup import StartupError
 
 Measure: TypeAlias = Callable[[], Awaitable[dict[str, Any]]]
 
-TRACES = Path(eviction.__file__).parent / "traces"
+TRACES = [workload_traces.FOLDER / workload_traces.TRACES[name] for name in ("agents", "mooncake")]
 # Processes are killed as often as it takes.
 ALWAYS_RESTART = partial(RestartPolicy, max_crashes=10_000, max_delay_s=0.25)
 
@@ -66,7 +66,7 @@ async def _on_mesh(
 
 
 async def _eviction() -> dict[str, Any]:
-    return await asyncio.to_thread(eviction.measure_traces, sorted(TRACES.glob("*.gz")))
+    return await asyncio.to_thread(eviction.measure_traces, TRACES)
 
 
 PARTS = {
