@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from router.feed import Feed, Verdict
@@ -37,18 +38,23 @@ class AnnouncedStore(NamedTuple):
 class View:
     """Of one holder: its feed, and what it has. Of a worker also how much it has to do."""
 
-    __slots__ = ("feed", "holder", "load", "store", "worker")
+    __slots__ = ("bit", "feed", "holder", "load", "store", "worker")
 
     def __init__(self, holder: Holder, worker: Worker | None, load: WorkerLoad) -> None:
-        self.holder = holder
+        self.hold_as(holder)
         self.feed = Feed()
         self.worker = worker
         self.load = load
         # Of its node.
         self.store: View | None = None
 
+    def hold_as(self, holder: Holder) -> None:
+        self.holder = holder
+        self.bit = holder.bit
 
-class Counts(NamedTuple):
+
+@dataclass(slots=True)
+class Counts:
     """Since the start."""
 
     decisions: int = 0
@@ -120,7 +126,7 @@ class Knowledge:
         self._run_out(now_s)
         verdict = view.feed.judge(report)
         if verdict is Verdict.GAP:
-            self._count(gaps=1)
+            self.counts.gaps += 1
             return False
         if verdict is Verdict.NEXT:
             self._apply(view, report, now_s)
@@ -166,14 +172,13 @@ class Knowledge:
 
     def compare(self, predicted: int, actual: int, *, is_reported: bool) -> None:
         """Tokens of one prompt that were expected to be cached, and those that were."""
-        self._count(
-            decisions=1,
-            unreported=not is_reported,
-            predicted_tokens=predicted,
-            cached_tokens=actual,
-            overpredicted_tokens=max(0, predicted - actual),
-            underpredicted_tokens=max(0, actual - predicted),
-        )
+        counts = self.counts
+        counts.decisions += 1
+        counts.unreported += not is_reported
+        counts.predicted_tokens += predicted
+        counts.cached_tokens += actual
+        counts.overpredicted_tokens += max(0, predicted - actual)
+        counts.underpredicted_tokens += max(0, actual - predicted)
 
     def check_idle(self) -> None:
         """For when no request is left."""
@@ -186,7 +191,7 @@ class Knowledge:
         match report.event:
             case SnapshotEvent(prefix_keys, load, continues):
                 if not continues:
-                    self._count(snapshots=1)
+                    self.counts.snapshots += 1
                     self._start_over(view)
                 self.index.hold(view.holder, prefix_keys)
                 if load is not None:
@@ -200,7 +205,8 @@ class Knowledge:
 
     def _start_over(self, view: View) -> None:
         """With nothing but what is on its way there."""
-        before, view.holder = view.holder, self.index.join()
+        before = view.holder
+        view.hold_as(self.index.join())
         for key, count in before.expected.items():
             for _ in range(count):
                 self.index.expect(view.holder, [key])
@@ -221,10 +227,6 @@ class Knowledge:
     def _run_out(self, now_s: float) -> None:
         while self._ended and self._ended[0][0] <= now_s:
             self._ended.popleft()[1].settle()
-
-    def _count(self, **more: int) -> None:
-        counts = self.counts._asdict()
-        self.counts = Counts(**{**counts, **{key: counts[key] + more[key] for key in more}})
 
 
 class Errand:

@@ -13,7 +13,7 @@ at several. The last term keeps work even over minutes, also while no queue show
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from router.fleet import Worker
 from router.knowledge import Knowledge, View
@@ -41,39 +41,55 @@ class KvAware:
         self._explain = explain
 
     def choose(self, candidates: Sequence[Worker], prompt: Prompt, now_s: float) -> Choice:
-        knowledge, views = self._knowledge, self._knowledge.views
-        num_tokens, block_tokens = prompt.num_tokens, prompt.block_tokens
-        # The last token is computed in any case.
-        usable = (num_tokens - 1) // block_tokens
+        knowledge = self._knowledge
+        usable = (prompt.num_tokens - 1) // prompt.block_tokens  # the last token is computed
         blocks = _blocks_by_bit(knowledge.index.match(prompt.prefix_keys), usable)
+        costs = self._costs(candidates, prompt, blocks, now_s)
+        best_s = min(costs)
+        best = candidates[costs.index(best_s)]
         share = SHARE / knowledge.scale(now_s)
-        least = min([views[worker].load.recent_s for worker in candidates])
-        typical_token_s, step_tokens = knowledge.typical_token_s, self._step_tokens
-        costs: list[tuple[float, Worker]] = []
+        most_s = best_s
+        most_s += max(TIE_S, TIE_SHARE * (best_s - share * knowledge.views[best].load.recent_s))
+        near = [
+            worker for cost_s, worker in zip(costs, candidates, strict=True) if cost_s <= most_s
+        ]
+        chosen = best if len(near) == 1 else min(near, key=self._busyness)
+        return self._explained(chosen, candidates, costs, blocks, prompt)
+
+    def _costs(
+        self, candidates: Sequence[Worker], prompt: Prompt, blocks: Mapping[int, int], now_s: float
+    ) -> list[float]:
+        """Of each candidate, with all of its recent work: what matters is by how much they differ.
+
+        The whole of a decision's time is here, so it is written out.
+        """
+        views, typical_token_s = self._knowledge.views, self._knowledge.typical_token_s
+        share = SHARE / self._knowledge.scale(now_s)
+        num_tokens, block_tokens = prompt.num_tokens, prompt.block_tokens
+        step_tokens = self._step_tokens
+        costs = []
         for worker in candidates:
             view = views[worker]
             load = view.load
             token_s = load.token_s or typical_token_s
-            cached = 0
+            uncached = num_tokens
             if blocks:
-                cached = int(blocks.get(view.holder.bit, 0) * load.trust) * block_tokens
-            uncached = num_tokens - cached
+                held = blocks.get(view.bit)
+                if held:
+                    uncached -= int(held * load.trust) * block_tokens
             work_s = uncached * token_s
             if view.store is not None:
-                work_s -= _saved_by_loading(
-                    view, blocks, cached // block_tokens, block_tokens, token_s
-                )
-            wait_s = load.queue_s(now_s)
-            if wait_s:
-                wait_s = min(wait_s, PATIENCE * work_s + step_tokens * token_s)
+                here = (num_tokens - uncached) // block_tokens
+                work_s -= _saved_by_loading(view, blocks, here, block_tokens, token_s)
+            cost_s = work_s + share * load.recent_s
+            if load.is_busy:
+                cost_s += min(load.queue_s(now_s), PATIENCE * work_s + step_tokens * token_s)
             if load.num_free_blocks is not None:
-                wait_s += load.room_wait_s(uncached // block_tokens + 1)
-            costs.append((wait_s + work_s + share * (load.recent_s - least), worker))
-        best_s = min(costs, key=_cost)[0]
-        most_s = best_s + max(TIE_S, TIE_SHARE * best_s)
-        near = [worker for cost_s, worker in costs if cost_s <= most_s]
-        chosen = near[0] if len(near) == 1 else min(near, key=self._busyness)
-        return self._explained(chosen, costs, blocks, prompt)
+                num_blocks = uncached // block_tokens + 1
+                if num_blocks > load.num_free_blocks:
+                    cost_s += load.room_wait_s(num_blocks)
+            costs.append(cost_s)
+        return costs
 
     def _busyness(self, worker: Worker) -> tuple[int, int]:
         load = self._knowledge.views[worker].load
@@ -82,45 +98,43 @@ class KvAware:
     def _explained(
         self,
         chosen: Worker,
-        costs: Sequence[tuple[float, Worker]],
-        blocks: dict[int, int],
+        candidates: Sequence[Worker],
+        costs: Sequence[float],
+        blocks: Mapping[int, int],
         prompt: Prompt,
     ) -> Choice:
-        view = self._knowledge.views[chosen]
+        views = self._knowledge.views
+        view = views[chosen]
         predicted = self._predicted(view, blocks, prompt)
         token_s = self._knowledge.token_s(view.load)
         work_s = (prompt.num_tokens - predicted) * token_s
         if view.store is not None:
-            cached = predicted // prompt.block_tokens
-            work_s -= _saved_by_loading(view, blocks, cached, prompt.block_tokens, token_s)
+            here = predicted // prompt.block_tokens
+            work_s -= _saved_by_loading(view, blocks, here, prompt.block_tokens, token_s)
         considered: tuple[Considered, ...] = ()
         if self._explain:
             considered = tuple(
                 Considered(
                     worker.announced.id,
                     worker.in_flight,
-                    self._predicted(self._knowledge.views[worker], blocks, prompt),
+                    self._predicted(views[worker], blocks, prompt),
                     cost_s,
                 )
-                for cost_s, worker in costs
+                for cost_s, worker in zip(costs, candidates, strict=True)
             )
         return Choice(
             chosen,
-            len(costs),
+            len(candidates),
             "least cost",
             predicted,
             prompt.num_tokens - predicted,
             work_s,
-            next(cost_s for cost_s, worker in costs if worker is chosen),
+            costs[candidates.index(chosen)] - min(costs) + work_s,
             considered,
         )
 
-    def _predicted(self, view: View, blocks: dict[int, int], prompt: Prompt) -> int:
-        return int(blocks.get(view.holder.bit, 0) * view.load.trust) * prompt.block_tokens
-
-
-def _cost(item: tuple[float, Worker]) -> float:
-    return item[0]
+    def _predicted(self, view: View, blocks: Mapping[int, int], prompt: Prompt) -> int:
+        return int(blocks.get(view.bit, 0) * view.load.trust) * prompt.block_tokens
 
 
 def _blocks_by_bit(reaches: Sequence[Reach], most: int) -> dict[int, int]:
@@ -128,11 +142,11 @@ def _blocks_by_bit(reaches: Sequence[Reach], most: int) -> dict[int, int]:
 
 
 def _saved_by_loading(
-    view: View, blocks: dict[int, int], cached: int, block_tokens: int, token_s: float
+    view: View, blocks: Mapping[int, int], cached: int, block_tokens: int, token_s: float
 ) -> float:
     """What the node's store spares a worker that has `cached` blocks itself, in seconds."""
     assert view.store is not None
-    more = blocks.get(view.store.holder.bit, 0) - cached
+    more = blocks.get(view.store.bit, 0) - cached
     if more <= 0:
         return 0.0
     compute_s = block_tokens * token_s

@@ -27,11 +27,13 @@ class WorkerLoad:
     __slots__ = (
         "_busy_until_s",
         "_foreign_tokens",
+        "_num_outstanding",
         "_outstanding_s",
         "_outstanding_tokens",
         "_reported_s",
         "foreign_running",
         "has_reported",
+        "is_busy",
         "load_block_s",
         "num_free_blocks",
         "num_reserved_blocks",
@@ -52,19 +54,23 @@ class WorkerLoad:
         # Work given to it lately, on the scale of `RecentWork`.
         self.recent_s = recent_s
         self.has_reported = False
+        # It may have a queue.
+        self.is_busy = False
         self.foreign_running = 0
         self.num_reserved_blocks = 0
         # None: its KV is not in blocks, or it has not said.
         self.num_free_blocks: int | None = None
         self._outstanding_s = 0.0
         self._outstanding_tokens = 0
+        self._num_outstanding = 0
         self._busy_until_s = 0.0
         self._foreign_tokens = 0
         self._reported_s = 0.0
 
     @property
     def is_idle(self) -> bool:
-        return not self._outstanding_tokens and self._outstanding_s < 1e-9
+        """This router has nothing there that has not begun to answer."""
+        return not self._num_outstanding and not self._outstanding_tokens
 
     def queue_s(self, now_s: float) -> float:
         """Until it has computed all the prompts that it has."""
@@ -84,13 +90,17 @@ class WorkerLoad:
         self._busy_until_s = max(self._busy_until_s, now_s) + work_s
         self._outstanding_s += work_s
         self._outstanding_tokens += num_tokens
+        self._num_outstanding += 1
+        self.is_busy = True
 
     def end(self, work_s: float, num_tokens: int, now_s: float) -> None:
         """It is computed, or given up: once for each `begin`, with the same figures."""
         self._outstanding_tokens -= num_tokens
+        self._num_outstanding -= 1
         self._outstanding_s = max(0.0, self._outstanding_s - work_s)
-        if not self._outstanding_tokens:
+        if not self._num_outstanding:
             self._outstanding_s = 0.0
+            self.is_busy = self._foreign_tokens > 0
         self._busy_until_s = min(self._busy_until_s, now_s + self._outstanding_s)
 
     def hear(self, load: LoadEvent, in_flight: int, now_s: float) -> None:
@@ -99,6 +109,7 @@ class WorkerLoad:
         if load.prefill_tokens_per_s > 0:
             self.token_s = 1 / load.prefill_tokens_per_s
         self._foreign_tokens = max(0, load.queued_prompt_tokens - self._outstanding_tokens)
+        self.is_busy = bool(self._foreign_tokens or self._num_outstanding)
         self._reported_s = now_s
         self.foreign_running = max(0, load.num_running + load.num_waiting - in_flight)
         self.num_reserved_blocks = load.num_blocks_reserved
@@ -109,6 +120,7 @@ class WorkerLoad:
         """Reports have ended: what they said of now is worth nothing."""
         self.has_reported = False
         self._foreign_tokens = 0
+        self.is_busy = self._num_outstanding > 0
         self.foreign_running = 0
         self.num_free_blocks = None
 
