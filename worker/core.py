@@ -46,8 +46,9 @@ from worker.pool import BlockPool
 from worker.prefix_cache import PrefixCache, TokenNames
 from worker.reports import Counters, PendingReport
 from worker.sampling import Row, Sampled, sample
-from worker.scheduler import Planned, Scheduler, StepBudget
+from worker.scheduler import Scheduler, StepBudget
 from worker.sequence import Sequence
+from worker.steps import Ended, Kinds, Steps
 from worker.transfers import Transfers
 
 # An engine that moves KV by itself tells no event.
@@ -71,6 +72,7 @@ class EngineCore:
             max_batch_tokens=config.worker.max_batch_tokens,
         )
         self._scheduler = Scheduler(engine.info, self._cache, self._budget)
+        self._steps = Steps(engine)
         self._delay_ms: DelaySettings = config.debug.delay_ms
         self._outbox = Outbox(engine, arena, early_blocks=config.worker.handoff_export_blocks)
         self._transfers = Transfers(engine.transport)
@@ -85,15 +87,20 @@ class EngineCore:
             self._pending.transfers += self._transfers.settle()
             self._admit()
             self._join_all()
-            planned = self._scheduler.plan(self._start)
-            if planned:
-                self._step(planned)
+            for kinds in self._steps.free():
+                self._begin(kinds)
+            ended = self._steps.ended()
+            for step in ended:
+                self._end(step)
             self._publish()
-            moved = self._settle(planned) or bool(planned)
+            moved = self._settle() or bool(ended)
 
     def _patience_s(self) -> float | None:
         """How long to wait for the front with nothing else to do."""
-        return TRANSFER_POLL_S if self._transfers.any else None
+        wait_s = self._steps.wait_s()
+        if self._transfers.any:
+            return TRANSFER_POLL_S if wait_s is None else min(wait_s, TRANSFER_POLL_S)
+        return wait_s
 
     def _obey(self, commands: list[Command]) -> None:
         for command in commands:
@@ -102,7 +109,7 @@ class EngineCore:
                     self._scheduler.add(command)
                     _delay(self._delay_ms.worker_prefill_queue)
                 case Cancel():
-                    self._release(command.request_id)
+                    self._cancel(command.request_id)
                 case Stage():
                     self._stage(command)
                 case Compute() | LoadingEnded() | FirstToken() | MoreCredit():
@@ -158,7 +165,8 @@ class EngineCore:
 
     def _join_all(self) -> None:
         for sequence in self._scheduler.running():
-            if sequence.started and (sequence.staged or sequence.held):
+            due = sequence.started and (sequence.staged or sequence.held)
+            if due and not self._steps.holds(sequence):
                 self._join(sequence)
 
     def _join(self, sequence: Sequence) -> None:
@@ -196,43 +204,34 @@ class EngineCore:
         passed = [i for i in sequence.staged if i * self._info.block_tokens < position]
         self._pending.inbox_freed += [sequence.staged.pop(index).inbox_slot for index in passed]
 
-    def _step(self, planned: list[Planned]) -> None:
+    def _begin(self, kinds: Kinds) -> None:
+        planned = self._scheduler.plan(self._start, decodes=kinds.decodes, prompts=kinds.prompts)
         if any(item.sequence.prefilling and item.work.wants_logits for item in planned):
             _delay(self._delay_ms.worker_prefill)
-        began_s = time.monotonic()
-        logits = self._engine.evaluate([item.work for item in planned])
-        ended_s = time.monotonic()
-        num_prompt = self._count(planned, ended_s - began_s)
+        self._steps.begin(kinds, planned)
+
+    def _end(self, step: Ended) -> None:
+        """Count what went through the engine, and take its answers."""
         self._budget.observe(
-            num_prompt=num_prompt,
-            num_decoding=sum(not item.sequence.prefilling for item in planned),
-            step_s=ended_s - began_s,
+            num_prompt=step.num_prompt,
+            num_decoding=step.num_decoding,
+            step_s=step.ended_s - step.began_s,
         )
-        for sequence, work in planned:
-            if sequence.prefilling and (sequence.loading or sequence.for_another):
-                self._pending.progress.append(
-                    Progress(sequence.request_id, sequence.num_computed + len(work.tokens))
-                )
+        self._counters.add_step(step)
+        for sequence, work in step.planned:
+            prefilling = sequence.prefilling
             sequence.num_computed += len(work.tokens)
-        answering = [item.sequence for item in planned if item.work.wants_logits]
-        rows = [Row(each.submit.sampling, each.submit.token_ids, each.answer) for each in answering]
-        for sequence, sampled in zip(answering, sample(logits, rows), strict=True):
-            self._accept(sequence, sampled, began_s, ended_s)
-
-    def _count(self, planned: list[Planned], step_s: float) -> int:
-        """Count what goes through the engine; returns the prompt tokens among it."""
-        num_prompt = 0
-        for sequence, work in planned:
-            if sequence.prefilling:
+            if prefilling:
                 sequence.num_evaluated += len(work.tokens)
-                num_prompt += len(work.tokens)
-            else:
-                self._counters.decode_tokens_evaluated += len(work.tokens)
-        self._counters.prompt_tokens_evaluated += num_prompt
-        self._counters.add_step(step_s)
-        return num_prompt
+                self._drop_passed(sequence)
+            if prefilling and (sequence.loading or sequence.for_another):
+                self._pending.progress.append(Progress(sequence.request_id, sequence.num_computed))
+        answering = [item.sequence for item in step.planned if item.work.wants_logits]
+        rows = [Row(each.submit.sampling, each.submit.token_ids, each.answer) for each in answering]
+        for sequence, sampled in zip(answering, sample(step.logits, rows), strict=True):
+            self._accept(sequence, sampled, step)
 
-    def _accept(self, sequence: Sequence, sampled: Sampled, began_s: float, ended_s: float) -> None:
+    def _accept(self, sequence: Sequence, sampled: Sampled, step: Ended) -> None:
         first = None
         if not sequence.has_first_token:
             now_s = time.monotonic()
@@ -240,7 +239,7 @@ class EngineCore:
                 prefill_queue_s=sequence.started_s - sequence.submit.submitted_s,
                 kv_load_s=sequence.kv_load_s,
                 prefill_s=now_s - sequence.started_s - sequence.kv_load_s,
-                evaluated_s=ended_s,
+                evaluated_s=step.ended_s,
                 sampled_s=now_s,
                 cached_tokens=sequence.num_cached,
                 evaluated_prompt_tokens=sequence.num_evaluated,
@@ -254,7 +253,8 @@ class EngineCore:
         if not finish and sequence.submit.offer:
             params = self._transfers.offer(sequence, sampled.token_id)
         token = Token(
-            sequence.request_id, sampled.token_id, finish, sampled.logprobs, first, began_s, params
+            *(sequence.request_id, sampled.token_id, finish, sampled.logprobs, first),
+            *(step.began_s, params),
         )
         self._pending.tokens.append(token)
 
@@ -264,7 +264,7 @@ class EngineCore:
         if report is not None:
             self._link.send(report)
 
-    def _settle(self, planned: list[Planned]) -> bool:
+    def _settle(self) -> bool:
         """After the tokens are out: export and keep what was computed, free what has ended.
 
         True when a slot has become free.
@@ -278,15 +278,26 @@ class EngineCore:
                 self._publish()  # another worker waits for it; what is kept is for later
         for sequence in running:
             self._keep(sequence)
-        ended = [each for each in running if each.finished and not self._is_awaited(each)]
+        ended = [each for each in running if self._is_over(each)]
         for sequence in ended:
-            self._release(sequence.request_id)
+            self._release(sequence)
         self._publish()
         return bool(ended)
 
-    def _is_awaited(self, sequence: Sequence) -> bool:
-        """Another worker has not yet got all its KV."""
-        return self._outbox.owes(sequence) or sequence.transferring
+    def _is_over(self, sequence: Sequence) -> bool:
+        if sequence.cancelled:
+            return not self._steps.holds(sequence)
+        # Another worker may not yet have got all its KV.
+        awaited = self._outbox.owes(sequence) or sequence.transferring
+        return sequence.finished and not awaited
+
+    def _cancel(self, request_id: int) -> None:
+        sequence = self._scheduler.find(request_id)
+        if sequence is None:
+            return  # it had ended before the front's cancel arrived
+        sequence.cancelled = True
+        if not self._steps.holds(sequence):
+            self._release(sequence)
 
     def _keep(self, sequence: Sequence, *, ending: bool = False) -> None:
         """Export the full blocks that the pool lacks, once they are due."""
@@ -295,18 +306,15 @@ class EngineCore:
             if places:
                 self._engine.export_blocks(sequence.slot, first, places)
 
-    def _release(self, request_id: int) -> None:
-        sequence = self._scheduler.find(request_id)
-        if sequence is None:
-            return  # it had ended before the front's cancel arrived
+    def _release(self, sequence: Sequence) -> None:
         if sequence.finished:
             self._keep(sequence, ending=True)
-        self._scheduler.remove(request_id)
+        self._scheduler.remove(sequence.request_id)
         if sequence.slot >= 0:
             self._transfers.give_up(sequence)
             self._engine.clear(sequence.slot)
         self._pending.inbox_freed += [block.inbox_slot for block in sequence.staged.values()]
-        self._pending.released.append(request_id)
+        self._pending.released.append(sequence.request_id)
         if self._scheduler.idle:
             self._scheduler.check_integrity()
 

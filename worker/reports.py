@@ -15,6 +15,7 @@ from worker.messages import (
 )
 from worker.pool import BlockPool, PoolEvents
 from worker.scheduler import Scheduler
+from worker.steps import Ended
 
 
 class PendingReport:
@@ -69,10 +70,13 @@ class Counters:
         self.engine_busy_s = 0.0
         self.recent_steps_s: deque[float] = deque(maxlen=100)
 
-    def add_step(self, step_s: float) -> None:
+    def add_step(self, step: Ended) -> None:
+        """Before its tokens count as computed."""
+        self.prompt_tokens_evaluated += step.num_prompt
+        self.decode_tokens_evaluated += step.num_decoding
         self.num_steps += 1
-        self.engine_busy_s += step_s
-        self.recent_steps_s.append(step_s)
+        self.engine_busy_s += step.busy_s
+        self.recent_steps_s.append(step.ended_s - step.began_s)
 
     def load(
         self,

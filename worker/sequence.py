@@ -53,6 +53,8 @@ class Sequence:
     # Join what is staged, however little: its slots are needed.
     flush: bool = False
     finished: bool = False
+    # It ends with the step that it is in.
+    cancelled: bool = False
     # Engines move its KV, and nobody else may touch it.
     transferring: bool = False
     # The next block to export for another worker, and how many it has room for. What

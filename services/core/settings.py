@@ -264,6 +264,12 @@ class SimulatedSettings:
         " the steps and past the workers.",
         at_start=True,
     )
+    decode_overlap: bool = setting(
+        False,
+        "Decode steps run beside prompts, as on a GPU that shares its units between the two: a"
+        " prompt neither waits for a decode step nor lengthens one.",
+        at_start=True,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from services.core.config import Snapshot
 from services.core.errors import Overloaded, Unavailable
 from services.core.keys import extend_keys, root_key
 from services.core.sampling import Sampling
+from services.core.settings import MeshConfig
 from services.core.tokens import pack
 from services.runtime.startup import StartupError
 from worker.front import EngineFront
@@ -244,6 +246,67 @@ async def test_the_load_tells_of_a_prompt_while_it_is_computed() -> None:
     assert load.prompt_tokens_evaluated < 200
     assert load.prompt_tokens_evaluated + load.queued_prompt_tokens == 200
     assert len(tokens) == 1
+
+
+def overlapping(**simulated: Any) -> MeshConfig:
+    timing = replace(CONFIG.worker.simulated, decode_overlap=True, **simulated)
+    return replace(CONFIG, worker=replace(CONFIG.worker, simulated=timing))
+
+
+async def test_with_overlap_a_prompt_does_not_wait_for_a_decode_step() -> None:
+    config = overlapping(decode_step_ms=4000.0)
+    async with EngineFront(config, cores_shared_by=1) as front:
+        sampling = Sampling(max_tokens=9, seed=1)
+        with front.submit(asked(prompt(1, 50), sampling)) as stream:
+            first = await stream.next()
+            for name in range(2, 9):
+                await generate(front, prompt(name, 50), max_tokens=1)
+
+            assert len(first.tokens) == 1
+            assert front.hub.load.decode_tokens_evaluated == 0
+            await stream.next()
+        await idle(front)
+        assert front.hub.load.num_blocks_reserved == 0
+
+
+async def test_with_overlap_a_prompt_does_not_lengthen_decode_steps() -> None:
+    config = overlapping(prefill_tokens_per_s=50.0)
+    async with EngineFront(config, cores_shared_by=1) as front:
+        sampling = Sampling(max_tokens=40, seed=1)
+        with front.submit(asked(prompt(1, 4), sampling)) as short:
+            await short.next()
+            with front.submit(asked(prompt(2, 240), sampling)):
+                await read(short)
+                load = front.hub.load
+        await idle(front)
+
+    # At 8 tokens a step and more, 39 steps after each other would have computed all of it.
+    assert load.decode_tokens_evaluated == 39
+    assert load.prompt_tokens_evaluated < 4 + 200
+
+
+async def test_answers_are_the_same_with_overlap(front: EngineFront) -> None:
+    prompts = [prompt(name, 20 + 30 * name) for name in range(6)]
+    expected = [[token.token_id for token in await generate(front, item)] for item in prompts]
+    async with EngineFront(overlapping(), cores_shared_by=1) as other:
+        answers = await asyncio.gather(*(generate(other, item) for item in prompts))
+        await idle(other)
+
+        assert other.hub.load.num_blocks_reserved == 0
+    assert [[token.token_id for token in answer] for answer in answers] == expected
+
+
+async def test_leaving_in_the_midst_of_overlapping_steps_frees_everything() -> None:
+    async with EngineFront(overlapping(decode_step_ms=20.0), cores_shared_by=1) as front:
+        for name in range(12):
+            with front.submit(asked(prompt(name, 150), Sampling(max_tokens=100, seed=1))) as stream:
+                if name % 2:
+                    await stream.next()
+                await asyncio.sleep(0.002 * (name % 3))
+        await idle(front)
+        load = front.hub.load
+
+    assert (load.num_waiting, load.num_blocks_reserved) == (0, 0)
 
 
 async def test_more_requests_than_may_wait_are_refused(front: EngineFront) -> None:

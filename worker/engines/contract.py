@@ -115,6 +115,19 @@ class KvTransport(Protocol):
         ...
 
 
+class Overlap(Protocol):
+    """What an engine has whose decode steps run beside prompts, as on a GPU shared by both."""
+
+    def begin(self, batch: Sequence[Work]) -> float:
+        """Begin a step of prompts alone, or of decodes alone; says when it ends.
+
+        A reading of CLOCK_MONOTONIC. `evaluate` of the same batch ends the step: it waits
+        until then, if called before. Of each kind one step at most is in progress, and what
+        its slots hold is not to be changed meanwhile.
+        """
+        ...
+
+
 class Engine(Protocol):
     """One model in one process, driven by one thread.
 
@@ -128,6 +141,11 @@ class Engine(Protocol):
     @property
     def transport(self) -> KvTransport | None:
         """Not None if and only if `info.transport` says how."""
+        ...
+
+    @property
+    def overlap(self) -> Overlap | None:
+        """None: it does one step after the other."""
         ...
 
     def evaluate(self, batch: Sequence[Work]) -> Logits:

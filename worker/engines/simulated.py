@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,11 @@ LOGITS_WIDTH = 512
 MIN_READABLE_IDS = 64
 # Logits are in [0, this).
 LOGITS_RANGE = 16.0
+
+
+class _Begun(NamedTuple):
+    end_s: float
+    logits: Logits
 
 
 class SimulatedEngine:
@@ -58,6 +63,8 @@ class SimulatedEngine:
         self._slots = Slots(self.info)
         self._kv = [self._new_kv() for _ in range(self.info.num_slots)]
         self._silent = _silent(vocabulary)
+        # By the slot of its first work: steps that are in progress.
+        self._begun: dict[int, _Begun] = {}
         self._closed = False
         self.transport: SimulatedTransport | None = None
         if timing.engine_transport:
@@ -66,18 +73,36 @@ class SimulatedEngine:
                 bytes_per_s=bytes_per_s, held=self._held, add=self._add
             )
 
+    @property
+    def overlap(self) -> SimulatedEngine | None:
+        return self if self._timing.decode_overlap else None
+
+    def begin(self, batch: Sequence[Work]) -> float:
+        """As in Overlap."""
+        self._require_open()
+        end_s = time.monotonic() + step_s(self._timing, batch)
+        self._begun[batch[0].slot] = _Begun(end_s, self._compute(batch))
+        return end_s
+
     def evaluate(self, batch: Sequence[Work]) -> Logits:
         self._require_open()
-        lengths = self._slots.lengths_after(batch)
+        begun = self._begun.pop(batch[0].slot, None) if batch else None
+        if begun is not None:
+            _sleep_until(begun.end_s)
+            return begun.logits
         with _lasting(step_s(self._timing, batch)):
-            digests = []
-            for work in batch:
-                self._kv[work.slot].append(work.position, work.tokens)
-                if work.wants_logits:
-                    digests.append(self._kv[work.slot].digest)
-            self._slots.update(lengths)
-            logits = _logits(np.array(digests, np.uint64), width=len(self._silent))
-            logits[:, self._silent] = -np.inf
+            return self._compute(batch)
+
+    def _compute(self, batch: Sequence[Work]) -> Logits:
+        lengths = self._slots.lengths_after(batch)
+        digests = []
+        for work in batch:
+            self._kv[work.slot].append(work.position, work.tokens)
+            if work.wants_logits:
+                digests.append(self._kv[work.slot].digest)
+        self._slots.update(lengths)
+        logits = _logits(np.array(digests, np.uint64), width=len(self._silent))
+        logits[:, self._silent] = -np.inf
         return logits
 
     def export_blocks(self, slot: int, first: int, blocks: Sequence[Bytes]) -> None:
@@ -150,6 +175,10 @@ def _lasting(duration_s: float) -> Iterator[None]:
     """Make the block last so long; what it computes is part of that time."""
     end_s = time.monotonic() + duration_s
     yield
+    _sleep_until(end_s)
+
+
+def _sleep_until(end_s: float) -> None:
     time.sleep(max(0.0, end_s - time.monotonic()))
 
 

@@ -1,0 +1,98 @@
+"""The engine's steps in progress: one after the other, or decodes beside prompts."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from worker.engines.contract import Engine, Logits
+from worker.scheduler import Planned
+from worker.sequence import Sequence
+
+
+class Kinds(NamedTuple):
+    """What a step may have in it."""
+
+    decodes: bool
+    prompts: bool
+
+
+TOGETHER = (Kinds(decodes=True, prompts=True),)
+BESIDE = (Kinds(decodes=True, prompts=False), Kinds(decodes=False, prompts=True))
+
+
+class Ended(NamedTuple):
+    """A step that has ended. `logits`: a row for each work that wants them."""
+
+    planned: list[Planned]
+    logits: Logits
+    began_s: float
+    ended_s: float
+    # Of that time, what no step counts that ended before.
+    busy_s: float
+
+    @property
+    def num_prompt(self) -> int:
+        return sum(len(work.tokens) for sequence, work in self.planned if sequence.prefilling)
+
+    @property
+    def num_decoding(self) -> int:
+        return sum(not item.sequence.prefilling for item in self.planned)
+
+
+class _Begun(NamedTuple):
+    planned: list[Planned]
+    began_s: float
+    # 0: it takes as long as `evaluate` does.
+    end_s: float
+
+
+class Steps:
+    """A sequence in a step in progress is not to be changed before that has ended."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._overlap = engine.overlap
+        self._begun: dict[Kinds, _Begun] = {}
+        self._busy_from_s = 0.0
+
+    def free(self) -> list[Kinds]:
+        """The steps that can begin now."""
+        kinds = TOGETHER if self._overlap is None else BESIDE
+        return [each for each in kinds if each not in self._begun]
+
+    def holds(self, sequence: Sequence) -> bool:
+        return any(
+            item.sequence is sequence for begun in self._begun.values() for item in begun.planned
+        )
+
+    def wait_s(self) -> float | None:
+        """Until the next one ends; None: there is none."""
+        if not self._begun:
+            return None
+        end_s = min(begun.end_s for begun in self._begun.values())
+        return max(0.0, end_s - time.monotonic())
+
+    def begin(self, kinds: Kinds, planned: list[Planned]) -> None:
+        """Nothing, if nothing is planned."""
+        if not planned:
+            return
+        began_s, end_s = time.monotonic(), 0.0
+        if not self._begun:
+            self._busy_from_s = began_s
+        if self._overlap is not None:
+            end_s = self._overlap.begin([item.work for item in planned])
+        self._begun[kinds] = _Begun(planned, began_s, end_s)
+
+    def ended(self) -> list[Ended]:
+        """Those whose time has come. Waits for no other."""
+        now_s = time.monotonic()
+        due = [kinds for kinds, begun in self._begun.items() if begun.end_s <= now_s]
+        return [self._end(self._begun.pop(kinds)) for kinds in due]
+
+    def _end(self, begun: _Begun) -> Ended:
+        logits = self._engine.evaluate([item.work for item in begun.planned])
+        ended_s = time.monotonic()
+        busy_s = ended_s - self._busy_from_s
+        self._busy_from_s = ended_s
+        return Ended(begun.planned, logits, begun.began_s, ended_s, busy_s)
