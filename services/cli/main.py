@@ -30,6 +30,7 @@ COMMANDS = {
     "keys": "make API keys, by which callers are told apart",
     "kv": "show what the KV stores hold, and drop it",
     "bench": "measure a running mesh",
+    "replay": "show what recorded requests would have met with other settings",
 }
 
 

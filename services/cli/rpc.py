@@ -6,9 +6,9 @@ import argparse
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -26,6 +26,7 @@ from services.runtime.startup import StartupError
 from services.runtime.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, MESH_NAME, Tls
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 TIMEOUT_S = 10.0
 
@@ -68,13 +69,20 @@ def _address(text: str) -> str:
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """asyncio.run; what a person got wrong becomes a Failure."""
+    return readably(asyncio.run, main)
+
+
+def readably(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What it returns; what a person got wrong becomes a Failure."""
     try:
-        return asyncio.run(main)
+        return work(*args, **kwargs)
     except InvalidArgument as error:
-        violations = [violation._asdict() for violation in error.violations]
-        raise Failure(
-            error.message, code=error.status, reason=error.reason, violations=violations
-        ) from None
+        raise invalid(error) from None
+
+
+def invalid(error: InvalidArgument) -> Failure:
+    violations = [violation._asdict() for violation in error.violations]
+    return Failure(error.message, code=error.status, reason=error.reason, violations=violations)
 
 
 def open_tls(directory: Path | None, *, service: bool = True) -> Tls | None:
