@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.core.workload import Arrival
+from worker.pool import NewBlock
 
 
 class Fate(enum.Enum):
@@ -24,25 +25,24 @@ class Fate(enum.Enum):
 
 
 class Prefix:
-    """The keys of a request's full blocks, prompt and answer.
+    """The names of a request's full blocks, prompt and answer.
 
     A workload tells those that others may share. All others are the request's own: they
     fill caches and are found by nobody else.
     """
 
     def __init__(self, number: int, arrival: Arrival, block_tokens: int) -> None:
-        self.num_prompt = arrival.prompt_tokens // block_tokens
         self._number = number.to_bytes(8, "little")
-        self._keys = list(arrival.chain[: self.num_prompt])
-        self._block_tokens = block_tokens
-        self.prompt = tuple(self.first(self.num_prompt))
+        num_prompt = arrival.prompt_tokens // block_tokens
+        self._blocks = [NewBlock(key, key) for key in arrival.chain[:num_prompt]]
+        # Of the prompt alone.
+        self.keys = tuple(block.prefix_key for block in self.blocks(0, num_prompt))
 
-    def first(self, num_blocks: int) -> list[bytes]:
-        """The keys of the first so many blocks."""
-        keys = self._keys
-        while len(keys) < num_blocks:
-            keys.append(own_key(self._number, len(keys)))
-        return keys[:num_blocks]
+    def blocks(self, first: int, end: int) -> list[NewBlock]:
+        while len(self._blocks) < end:
+            key = own_key(self._number, len(self._blocks))
+            self._blocks.append(NewBlock(key, key))
+        return self._blocks[first:end]
 
 
 class Call:

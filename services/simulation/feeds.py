@@ -57,7 +57,8 @@ class Hub:
         self.holder_id = holder_id
         self.incarnation = incarnation
         self.sequence = 0
-        self.load = load
+        self._load = load
+        self._load_report: Report | None = None
         # In the order in which they came.
         self._keys: dict[bytes, None] = {}
         self._lines: list[Line] = []
@@ -72,11 +73,12 @@ class Hub:
         self._lines.remove(line)
 
     def snapshot(self) -> Report:
-        load = self.load() if self.load else None
+        load = self._load() if self._load else None
         return self._report(SnapshotEvent(tuple(self._keys), load))
 
     def publish(self, stored: Iterable[bytes], evicted: Iterable[bytes]) -> None:
         """What has changed, evictions first: a key in both is there in the end."""
+        self._load_report = None
         gone, new = tuple(evicted), tuple(stored)
         for key in gone:
             self._keys.pop(key, None)
@@ -89,11 +91,14 @@ class Hub:
                     line.offer(report)
 
     def load_changed(self) -> None:
+        self._load_report = None
         for line in self._lines:
             line.offer_load()
 
     def load_report(self) -> Report | None:
-        return self._report(self.load()) if self.load else None
+        if self._load_report is None and self._load is not None:
+            self._load_report = self._report(self._load())
+        return self._load_report
 
     def _report(self, event: Event) -> Report:
         return Report(self.sequence, self.incarnation, event)

@@ -183,7 +183,7 @@ class VirtualRouter:
         prefix = Prefix(number, arrival, self._block_tokens)
         prompt = Prompt(
             token_ids=_ids(number, arrival),
-            prefix_keys=join_keys([self._root(arrival.tenant), *prefix.prompt]),
+            prefix_keys=join_keys([self._root(arrival.tenant), *prefix.keys]),
             block_tokens=self._block_tokens,
         )
         journey = _Journey(number, arrival, prompt, prefix)

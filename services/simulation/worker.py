@@ -25,8 +25,10 @@ from services.simulation.feeds import Hub
 from worker.engines.contract import EngineInfo, Work
 from worker.engines.simulated import step_s
 from worker.messages import Submit
-from worker.pool import BlockPool, NewBlock
-from worker.scheduler import Planned, Scheduler, Sequence, StepBudget
+from worker.pool import BlockPool
+from worker.prefix_cache import PrefixCache
+from worker.scheduler import Planned, Scheduler, StepBudget
+from worker.sequence import Sequence
 
 # The estimate of a step's length, a running mean, no longer moves after so many equal ones.
 MOST_OBSERVATIONS = 32
@@ -91,16 +93,15 @@ class VirtualWorker:
         self.is_alive = True
         self.hub = Hub(f"{self.name}-{self._lives}", f"life {self._lives}", self._load)
         self._pool = BlockPool(np.zeros((self.info.num_blocks, 1), np.uint8))
-        self._scheduler = Scheduler(self.info, self._pool)
+        self._cache = PrefixCache(self.info, self._pool, self._name)
         self._budget = StepBudget(
             max_step_s=self._config.max_step_ms / 1e3,
             max_batch_tokens=self._config.max_batch_tokens,
         )
+        self._scheduler = Scheduler(self.info, self._cache, self._budget)
         self._warm_up()
         self._calls: dict[int, Call] = {}
         self._cancelled: list[Call] = []
-        # Of all requests here, prompt tokens that are neither computed nor found.
-        self._queued_tokens = 0
         self._run: _Run | None = None
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
         # Copying between the last step and the next.
@@ -120,7 +121,8 @@ class VirtualWorker:
 
     def slow_down(self, factor: float) -> None:
         """Steps that begin from now on last so many times as long."""
-        self._interrupt()
+        if self.is_alive:
+            self._interrupt()
         self.slowness = factor
 
     def submit(self, call: Call) -> None:
@@ -137,7 +139,6 @@ class VirtualWorker:
         call.submitted_s = self._loop.time()
         self._calls[call.request_id] = call
         self._scheduler.add(self._submit(call))
-        self._queued_tokens += call.num_input
         self._interrupt()
         self.hub.load_changed()
 
@@ -157,7 +158,6 @@ class VirtualWorker:
             assert self._scheduler.idle
             self._scheduler.check_integrity()
             assert self._pool.num_reserved == 0
-            assert self._queued_tokens == 0
 
     def _warm_up(self) -> None:
         """A worker takes requests when it has measured itself."""
@@ -180,7 +180,7 @@ class VirtualWorker:
         self._timer = None
         self._release_cancelled()
         self._scheduler.admit()
-        planned = self._scheduler.plan(self._budget, self._start)
+        planned = self._scheduler.plan(self._start)
         if not planned:
             return
         duration_s = step_s(self._timing, [item.work for item in planned]) * self.slowness
@@ -231,7 +231,7 @@ class VirtualWorker:
                 ended.append(sequence)
         for sequence in first:
             self._tell_first(sequence)
-        for sequence in first + [each for each in ended if each not in first]:
+        for sequence in self._scheduler.running():
             self._keep(sequence)
         for sequence in ended:
             self._finish(sequence)
@@ -244,7 +244,6 @@ class VirtualWorker:
             if sequence.prefilling:
                 sequence.num_evaluated += len(work.tokens)
                 num_prompt += len(work.tokens)
-        self._queued_tokens -= num_prompt
         num_decoding = sum(not item.sequence.prefilling for item in run.planned)
         for _ in range(min(run.num_steps, MOST_OBSERVATIONS)):
             self._budget.observe(
@@ -260,32 +259,29 @@ class VirtualWorker:
         return Submit(
             request_id=call.request_id,
             token_ids=blank_ids(call.prompt_tokens),
-            prefix_keys=(b"", *call.prefix.prompt),
+            prefix_keys=(b"", *call.prefix.keys),
             sampling=Sampling(max_tokens=call.output_tokens),
             batch_class=call.batch_class,
             submitted_s=call.submitted_s,
             answer_ids=(0,) * call.num_answered,
         )
 
-    def _start(self, sequence: Sequence) -> None:
-        """Bring in the longest cached chain, all but the last input token at most."""
-        sequence.started_s = self._loop.time()
-        call = self._calls[sequence.request_id]
-        usable = call.prefix.first((sequence.num_input - 1) // self.info.block_tokens)
-        length = self._pool.match(usable)
-        self._stall_s += self._copying_s(length)
-        self._queued_tokens -= length * self.info.block_tokens
-        sequence.num_cached = sequence.num_computed = length * self.info.block_tokens
-        self.totals.num_requests += 1
-        self.totals.prompt_tokens += sequence.num_input
+    def _name(self, sequence: Sequence, num_blocks: int) -> None:
+        prefix = self._calls[sequence.request_id].prefix
+        sequence.chain += prefix.blocks(len(sequence.chain), num_blocks)
 
-    def _keep(self, sequence: Sequence) -> None:
-        """Keep the full blocks that the pool lacks."""
-        call = self._calls[sequence.request_id]
-        chain = call.prefix.first(sequence.num_computed // self.info.block_tokens)
-        have = self._pool.match(chain)
-        stored = self._pool.store([NewBlock(key, key) for key in chain], have)
-        self._stall_s += self._copying_s(len(stored))
+    def _start(self, sequence: Sequence) -> None:
+        """Bring in what is cached of it, again where more has come since."""
+        self._stall_s += self._copying_s(len(self._cache.bring_in(sequence)))
+        if not sequence.started:
+            sequence.started_s = self._loop.time()
+            self.totals.num_requests += 1
+            self.totals.prompt_tokens += sequence.num_input
+
+    def _keep(self, sequence: Sequence, *, ending: bool = False) -> None:
+        """Cache the full blocks that the pool lacks, once they are due."""
+        if self._cache.due(sequence, ending=ending):
+            self._stall_s += self._copying_s(len(self._cache.keep(sequence).places))
 
     def _copying_s(self, num_blocks: int) -> float:
         return num_blocks * self.info.block_bytes / self._bytes_per_s
@@ -303,9 +299,11 @@ class VirtualWorker:
         self._tell(call, Fate.FINISHED)
 
     def _release(self, request_id: int) -> None:
-        sequence = self._scheduler.remove(request_id)
+        sequence = self._scheduler.find(request_id)
         assert sequence is not None
-        self._queued_tokens -= max(0, sequence.num_input - sequence.num_computed)
+        if sequence.finished:
+            self._keep(sequence, ending=True)
+        self._scheduler.remove(request_id)
         del self._calls[request_id]
         self.hub.load_changed()
 
@@ -323,12 +321,14 @@ class VirtualWorker:
         run = self._run
         num_steps = 0
         if run is not None:
-            elapsed = (self._loop.time() - run.began_s) / run.step_s
-            num_steps = min(max(0, math.floor(elapsed + 1e-9)), run.num_steps)
+            elapsed = max(0.0, self._loop.time() - run.began_s)
+            num_steps = min(math.floor(elapsed / run.step_s + 1e-9), run.num_steps)
+            self.totals.busy_s += elapsed
         for sequence in self._scheduler.running():
-            decoding = sequence.has_first_token and not sequence.finished
+            num_more = num_steps if sequence.has_first_token else 0
             call = self._calls[sequence.request_id]
-            call.num_answered = len(sequence.answer) + decoding * num_steps
+            call.num_answered = len(sequence.answer) + num_more
+            self.totals.answer_tokens += num_more
 
     # --- reports
 
@@ -341,7 +341,7 @@ class VirtualWorker:
         return LoadEvent(
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
-            queued_prompt_tokens=self._queued_tokens,
+            queued_prompt_tokens=self._scheduler.num_queued_tokens,
             prefill_tokens_per_s=self._budget.prefill_tokens_per_s,
             num_blocks_reserved=self._pool.num_reserved,
             num_blocks_total=self._pool.num_blocks,
