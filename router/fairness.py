@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping
-from typing import Generic, NamedTuple, TypeVar
+from operator import add
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from router.ranking import Ranking
 
 Item = TypeVar("Item", bound=Hashable)
+Key = TypeVar("Key")
+Measure = TypeVar("Measure")
+
+# Of all that a tenant has, in virtual time; and its name, to part equal ones.
+_End: TypeAlias = tuple[float, str]
 
 DEFAULT_WEIGHT = 1.0
 
@@ -37,16 +43,8 @@ class Sums(NamedTuple):
     started: float
 
 
-def _sooner(first: Turn[Item], second: Turn[Item]) -> Turn[Item]:
-    return min(first, second)
-
-
 def _sum(first: Sums, second: Sums) -> Sums:
-    return Sums(
-        first.num_requests + second.num_requests,
-        first.weight + second.weight,
-        first.started + second.started,
-    )
+    return Sums(*map(add, first, second))
 
 
 NOTHING = Sums(0, 0.0, 0.0)
@@ -57,12 +55,12 @@ class _Flow(Generic[Item]):
 
     __slots__ = (
         "coming",
-        "coming_key",
+        "coming_place",
         "line",
         "start",
-        "tail_key",
+        "tail_place",
         "tenant",
-        "turn_key",
+        "turn_place",
         "weight",
     )
 
@@ -75,9 +73,9 @@ class _Flow(Generic[Item]):
         self.line: OrderedDict[Item, Rank] = OrderedDict()
         self.coming = 0
         # Where the three rankings have it.
-        self.turn_key: Rank | None = None
-        self.tail_key: tuple[float, str] | None = None
-        self.coming_key: tuple[float, str] | None = None
+        self.turn_place: tuple[Rank, Turn[Item]] | None = None
+        self.tail_place: tuple[_End, Sums] | None = None
+        self.coming_place: tuple[_End, Sums] | None = None
 
     @property
     def tag(self) -> float:
@@ -109,12 +107,12 @@ class FairLine(Generic[Item]):
         self._virtual = 0.0
         # Those before everybody.
         self._front_ranks: dict[Item, Rank] = {}
-        self._front: Ranking[Rank, Turn[Item]] = Ranking(_sooner)
+        self._front: Ranking[Rank, Turn[Item]] = Ranking(min)
         # By the ranks of the tenants' heads.
-        self._turns: Ranking[Rank, Turn[Item]] = Ranking(_sooner)
+        self._turns: Ranking[Rank, Turn[Item]] = Ranking(min)
         # Tenants with a line, by the end of all they have; the others by how long that takes.
-        self._tails: Ranking[tuple[float, str], Sums] = Ranking(_sum)
-        self._coming: Ranking[tuple[float, str], Sums] = Ranking(_sum)
+        self._tails: Ranking[_End, Sums] = Ranking(_sum)
+        self._coming: Ranking[_End, Sums] = Ranking(_sum)
         self._num_in_lines = 0
         self.num_coming = 0
 
@@ -193,7 +191,8 @@ class FairLine(Generic[Item]):
         assert next(iter(flow.line)) is item
         end = flow.tag
         self._leave_line(flow, item)
-        self._displace(flow)
+        _move(self._turns, flow.turn_place, None)
+        flow.turn_place = None
         # One that goes before its tenant's turn, by its age, leaves others that end sooner; so
         # much of it is free.
         others = self._turns.fold()
@@ -234,7 +233,7 @@ class FairLine(Generic[Item]):
             assert flow.tenant == tenant
             assert flow.coming >= 0
             assert flow.line or flow.coming
-            assert (flow.turn_key is None) == (flow.tail_key is None) == (not flow.line)
+            assert (flow.turn_place is None) == (flow.tail_place is None) == (not flow.line)
             assert not flow.line or flow.start <= self._virtual <= flow.tag + 1e-6
             assert list(flow.line.values()) == sorted(flow.line.values())
         flows = self._flows.values()
@@ -264,34 +263,41 @@ class FairLine(Generic[Item]):
     def _leave_front(self, item: Item) -> None:
         self._front.remove(self._front_ranks.pop(item))
 
-    def _displace(self, flow: _Flow[Item]) -> None:
-        if flow.turn_key is not None:
-            self._turns.remove(flow.turn_key)
-            flow.turn_key = None
-        if flow.tail_key is not None:
-            self._tails.remove(flow.tail_key)
-            flow.tail_key = None
-        if flow.coming_key is not None:
-            self._coming.remove(flow.coming_key)
-            flow.coming_key = None
-
     def _place(self, flow: _Flow[Item]) -> None:
         """Have the rankings know it as it is now; forget it when it has nothing."""
-        self._displace(flow)
+        turn: tuple[Rank, Turn[Item]] | None = None
+        tail: tuple[_End, Sums] | None = None
+        coming: tuple[_End, Sums] | None = None
         count, weight = len(flow.line) + flow.coming, flow.weight
         if flow.line:
             item, rank = next(iter(flow.line.items()))
-            flow.turn_key, flow.tail_key = rank, (flow.start + count / weight, flow.tenant)
-            self._turns.add(rank, Turn(flow.tag, rank, item))
-            self._tails.add(flow.tail_key, Sums(count, weight, weight * flow.start))
+            turn = rank, Turn(flow.tag, rank, item)
+            end = (flow.start + count / weight, flow.tenant)
+            tail = end, Sums(count, weight, weight * flow.start)
         elif count:
-            flow.coming_key = (count / weight, flow.tenant)
-            self._coming.add(flow.coming_key, Sums(count, weight, 0.0))
+            coming = (count / weight, flow.tenant), Sums(count, weight, 0.0)
         else:
             del self._flows[flow.tenant]
+        _move(self._turns, flow.turn_place, turn)
+        _move(self._tails, flow.tail_place, tail)
+        _move(self._coming, flow.coming_place, coming)
+        flow.turn_place, flow.tail_place, flow.coming_place = turn, tail, coming
 
 
-def _until(end: float, tails: Ranking[tuple[float, str], Sums]) -> float:
+def _move(
+    ranking: Ranking[Key, Measure],
+    old: tuple[Key, Measure] | None,
+    new: tuple[Key, Measure] | None,
+) -> None:
+    if new == old:
+        return
+    if old is not None:
+        ranking.remove(old[0])
+    if new is not None:
+        ranking.add(*new)
+
+
+def _until(end: float, tails: Ranking[_End, Sums]) -> float:
     """Requests whose turn is before `end`: all of the tenants that end by then, and a part,
     in proportion to its weight, of what each other one has.
     """
