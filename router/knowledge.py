@@ -26,6 +26,7 @@ REPORT_PATIENCE_S = 2.0
 # Of a worker that announces no blocks.
 DEFAULT_BLOCKS = 1024
 RECENT_HALF_LIFE_S = 300.0
+TYPICAL_INTERVAL_S = 0.1
 
 
 class AnnouncedStore(NamedTuple):
@@ -80,6 +81,7 @@ class Knowledge:
         self._by_id: dict[str, View] = {}
         self._stores: dict[str, View] = {}
         self._typical_token_s = 0.0
+        self._typical_due_s = 0.0
         # Errands whose answers have ended, and when their expectations run out.
         self._ended: deque[tuple[float, Errand]] = deque()
         self.num_errands = 0
@@ -216,8 +218,11 @@ class Knowledge:
         if view.worker is None:
             return
         view.load.hear(load, view.worker.in_flight, now_s)
-        known = [each.load.token_s for each in self.views.values() if each.load.token_s]
-        self._typical_token_s = sum(known) / len(known) if known else 0.0
+        if now_s >= self._typical_due_s or not self._typical_token_s:
+            # Not at each report: there are as many as workers, and each asks all of them.
+            self._typical_due_s = now_s + TYPICAL_INTERVAL_S
+            known = [each.load.token_s for each in self.views.values() if each.load.token_s]
+            self._typical_token_s = sum(known) / len(known) if known else 0.0
 
     def _assign_stores(self) -> None:
         for worker, view in self.views.items():
