@@ -105,10 +105,15 @@ class PrefixIndex:
                 self._free_bits.append(holder.bit)
 
     def hold(self, holder: Holder, keys: Iterable[bytes]) -> None:
-        """It has these now. In the order of their chain: of a chain, the tail is dropped first."""
+        """It has these now, in the order of their chain: its tail is the first to be dropped.
+
+        Nobody's expectation any more: should they be evicted, they are not on their way.
+        """
+        held, expected, mask = holder.held, holder.expected, holder.mask
         for key in reversed([key[:SHORT_KEY_BYTES] for key in keys]):
-            holder.held[key] = None
-            self._set(key, holder.mask)
+            held[key] = None
+            expected.pop(key, None)
+            self._set(key, mask)
         self._drop_oldest()
 
     def drop(self, holder: Holder, keys: Iterable[bytes]) -> None:
