@@ -106,8 +106,16 @@ Place: TypeAlias = Ticket[Waiter]
 class Dispatcher:
     """Use it from one event loop. `close` it when no request is left."""
 
-    def __init__(self, snapshot: Snapshot, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        seed: int | None = None,
+    ) -> None:
         self._clock = clock
+        # Of what is left to chance; None: another each time.
+        self._seed = seed
         self._fleet = Fleet(on_room=self._turn)
         # Those that only compute prompts. Nobody waits for them.
         self._prefill_fleet = Fleet()
@@ -150,7 +158,7 @@ class Dispatcher:
         settings = snapshot.config.router
         self._generation = snapshot.generation
         self._knowledge.index.resize(settings.index_max_blocks)
-        self._strategy = make_strategy(snapshot.config, self._knowledge)
+        self._strategy = make_strategy(snapshot.config, self._knowledge, seed=self._seed)
         self._prefill_choice = PrefillChoice(settings, self._strategy)
         self._worker_wait_s = settings.worker_wait_s
         self._queue.configure(_admission(snapshot.config))

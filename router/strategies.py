@@ -80,13 +80,13 @@ class PrefixAware:
         return fingerprint(prompt, self._prefix_length)
 
 
-def make_strategy(config: MeshConfig, knowledge: Knowledge) -> Strategy:
+def make_strategy(config: MeshConfig, knowledge: Knowledge, *, seed: int | None = None) -> Strategy:
     settings = config.router
     match settings.routing_strategy:
         case "round_robin":
             return RoundRobin()
         case "random":
-            return Random()
+            return Random(seed)
         case "least_outstanding":
             return LeastOutstanding()
         case "prefix_aware":

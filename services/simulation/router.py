@@ -118,7 +118,7 @@ class VirtualRouter:
         self._lines: dict[str, Line] = {}
         self._trouble: dict[str, Trouble] = {}
         self._is_parted = False
-        self.dispatcher = Dispatcher(snapshot, clock=self._loop.time)
+        self.dispatcher = Dispatcher(snapshot, clock=self._loop.time, seed=seed)
 
     @property
     def lines(self) -> Mapping[str, Line]:
