@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from services.bench import oracle
 from services.bench.workloads import rate_of
 from services.core.config import flatten, nest, parse
+from services.core.errors import InvalidArgument
 from services.core.settings import MeshConfig
 from services.core.workload import Workload
 from services.simulation.mesh import MeshPlan, replay
@@ -115,10 +116,27 @@ def measure(
     return document
 
 
+def check_fits(workload: Workload, config: MeshConfig) -> None:
+    """Raises InvalidArgument when a worker could not take some of the requests at all."""
+    longest = max(each.prompt_tokens + each.output_tokens for each in workload.arrivals)
+    num_needed = -(-longest // workload.block_tokens)
+    if num_needed > config.worker.simulated.num_blocks:
+        raise InvalidArgument.of(
+            "worker.simulated.num_blocks",
+            f"must be at least {num_needed}, for the longest prompt with its answer; got"
+            f" {config.worker.simulated.num_blocks}",
+        )
+    if longest > config.worker.max_context_tokens:
+        raise InvalidArgument.of(
+            "worker.max_context_tokens", f"must be at least {longest}, for the longest request"
+        )
+
+
 def describe(workload: Workload, plan: RoutePlan, *, clock: str) -> dict[str, Any]:
     """The document's head: what is measured, and what could be reached."""
     arrivals = list(workload.arrivals)
     worker = plan.config.worker
+    check_fits(workload, plan.config)
     rate_per_s = rate_of(workload)
     ideal = oracle.route(
         arrivals,
@@ -145,6 +163,7 @@ def describe(workload: Workload, plan: RoutePlan, *, clock: str) -> dict[str, An
             "prefill_tokens_per_s": worker.simulated.prefill_tokens_per_s,
             "decode_step_ms": worker.simulated.decode_step_ms,
             "decode_step_ms_per_seq": worker.simulated.decode_step_ms_per_seq,
+            "decode_overlap": worker.simulated.decode_overlap,
         },
         "oracle": {
             "hit_rate": ideal.hit_rate,
@@ -165,8 +184,8 @@ def add_strategy(
 ) -> None:
     """`work`: uncached prompt tokens of each worker."""
     row = {"strategy": strategy, **summarize(results, work, duration_s)}
-    ideal = document["oracle"]["hit_rate"]
-    row["of_oracle"] = row["hit_rate"] / ideal if ideal and results else None
+    ideal: float = document["oracle"]["hit_rate"]
+    row["of_oracle"] = None if row["hit_rate"] is None else _ratio(row["hit_rate"], ideal)
     document["strategies"].append(row)
     ttfts_ms = sorted(each.ttft_s * 1e3 for each in results if not each.error)
     if ttfts_ms:

@@ -105,10 +105,9 @@ def change(
 
 def rate_of(workload: Workload) -> float:
     """Requests a second, on average; infinite when all come at once."""
-    span_s = 0.0
-    for arrival in itertools.islice(workload.arrivals, workload.num_requests):
-        span_s = arrival.at_s
-    return (workload.num_requests - 1) / span_s if span_s else math.inf
+    times = [each.at_s for each in itertools.islice(workload.arrivals, workload.num_requests)]
+    span_s = times[-1] - times[0] if times else 0.0
+    return (len(times) - 1) / span_s if span_s else math.inf
 
 
 def token_ids(arrival: Arrival, number: int, block_tokens: int) -> list[int]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from typing import Any
 
 from services.bench import reuse
-from services.cli import bench_edge, bench_kv, rpc
+from services.cli import bench_edge, bench_kv, bench_route, rpc
 
 MAX_COUNT = 1_000_000
 
@@ -24,12 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench_kv.add_arguments(kv)
     edge = benchmarks.add_parser("edge", help="what HTTP in front of the mesh costs")
     bench_edge.add_arguments(edge)
-    for parser in (shared, kv, edge):
+    route = benchmarks.add_parser("route", help="strategies of routing, on a trace or a made load")
+    bench_route.add_arguments(route)
+    for parser in (shared, kv, edge, route):
         parser.add_argument("--json", action="store_true", help="end with one line of JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     match arguments.benchmark:
+        case "route":
+            return _end(rpc.readably(bench_route.measure, arguments), bench_route.show, arguments)
         case "kv":
             measuring, show = bench_kv.measure(arguments.parts), bench_kv.show
         case "edge":
@@ -37,7 +42,12 @@ def run(arguments: argparse.Namespace) -> int:
             show = bench_edge.show
         case _:
             measuring, show = _reuse(arguments), _show_reuse
-    document = rpc.run(measuring)
+    return _end(rpc.run(measuring), show, arguments)
+
+
+def _end(
+    document: dict[str, Any], show: Callable[[dict[str, Any]], None], arguments: argparse.Namespace
+) -> int:
     if arguments.json:
         print(json.dumps(document), flush=True)
     else:

@@ -1,0 +1,289 @@
+"""firsttoken bench route: strategies on one workload, in virtual time or on real processes."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from services.bench import route, workload_traces
+from services.bench.workloads import Chats, SharedPrefix, change, make
+from services.cli import plot
+from services.cli.failures import Failure
+from services.cli.kv_tables import table
+from services.cli.settings import parse_assignments
+from services.core.errors import InvalidArgument
+from services.core.settings import ROUTING_STRATEGIES
+from services.core.workload import Workload
+
+# Of a worker, where nothing else is said: a made load is to be too large for one cache.
+MADE_BLOCKS, TRACE_BLOCKS = 384, 5_000
+UNLIMITED = "unlimited"
+WORKLOADS: Mapping[str, type[SharedPrefix | Chats]] = {
+    "shared-prefix": SharedPrefix,
+    "chats": Chats,
+}
+# Options that describe a made load, with the field of each.
+_SHAPE = {
+    "prefixes": "num_prefixes",
+    "prefix_tokens": "prefix_tokens",
+    "zipf": "zipf",
+    "suffix_tokens": "suffix_tokens",
+    "output_tokens": "output_tokens",
+    "low_tokens": "low_tokens",
+    "high_tokens": "high_tokens",
+}
+HEADER = (
+    *("", "hit", "of oracle", "mean", "P50", "P95", "P99", "TPOT"),
+    *("req/s", "tok/s", "work max", "min", "predicted", "wrong by", "failed"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--trace",
+        metavar="NAME|FILE",
+        help=f"replay {', '.join(workload_traces.TRACES)}, or a file in one of their formats or"
+        " in our own (services/bench/traces/README.md)",
+    )
+    what.add_argument(
+        "--workload",
+        choices=tuple(WORKLOADS),
+        default="shared-prefix",
+        help="make a load (default: shared-prefix)",
+    )
+    parser.add_argument(
+        "--strategies",
+        default=",".join(ROUTING_STRATEGIES),
+        metavar="A,B,...",
+        help=f"default: {','.join(ROUTING_STRATEGIES)}",
+    )
+    parser.add_argument("--workers", type=_count(1_000), default=8, metavar="N")
+    parser.add_argument("--routers", type=_count(64), default=1, metavar="N")
+    parser.add_argument(
+        "--rate",
+        type=_positive,
+        metavar="N",
+        help="requests a second (default: 38.8, or what the trace has)",
+    )
+    parser.add_argument(
+        "--requests",
+        type=_count(10_000_000),
+        metavar="N",
+        help="default: 2000, or all of the trace",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument(
+        "--blocks",
+        type=_blocks,
+        metavar="N|unlimited",
+        help=f"KV blocks of each worker (default: {MADE_BLOCKS}, for a trace {TRACE_BLOCKS})",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="assignments",
+        metavar="KEY=VALUE",
+        help="a setting of the mesh; may be repeated",
+    )
+    shape = parser.add_argument_group("of a made load")
+    for name in ("prefixes", "prefix_tokens", "suffix_tokens"):
+        shape.add_argument(_flag(name), type=_count(1 << 20), metavar="N", help="shared-prefix")
+    shape.add_argument("--zipf", type=_positive, metavar="X", help="shared-prefix: its exponent")
+    for name in ("low_tokens", "high_tokens"):
+        shape.add_argument(_flag(name), type=_count(1 << 20), metavar="N", help="chats: length")
+    shape.add_argument(_flag("output_tokens"), type=_count(1 << 20), metavar="N")
+    parser.add_argument("--plot", type=Path, metavar="FILE.html", help="write a page of charts")
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Tells on stderr how far it is. Raises InvalidArgument."""
+    if arguments.plot is not None:
+        _check_writable(arguments.plot)
+    workload = _workload(arguments)
+    strategies = _strategies(arguments.strategies)
+    plan = route.RoutePlan(
+        config=_config(arguments, workload),
+        strategies=strategies,
+        num_workers=arguments.workers,
+        num_routers=arguments.routers,
+        seed=arguments.seed,
+    )
+    document = route.measure(workload, plan, tell=_tell)
+    if arguments.plot is not None:
+        cells = map(_cells, document["strategies"])
+        page = plot.page(document, headline(document), HEADER, cells)
+        arguments.plot.write_text(page, encoding="utf-8")
+    return document
+
+
+def show(document: dict[str, Any]) -> None:
+    print(*lines_of(document), sep="\n")
+
+
+def lines_of(document: dict[str, Any]) -> Iterator[str]:
+    yield from headline(document)
+    yield from table([HEADER, *map(_cells, document["strategies"])])
+    yield "hit: share of prompt tokens found in cache. mean to P99: time to first token, ms."
+    yield "TPOT: ms. work: uncached tokens of the busiest and the idlest worker, in means."
+    yield "predicted: hit rate that routers expected; wrong by: of prompt tokens, either way."
+    for row in document["strategies"]:
+        for reason, number in row.get("failures", {}).items():
+            yield f"{row['strategy']}: {number} requests failed: {reason}"
+
+
+def headline(document: dict[str, Any]) -> Iterator[str]:
+    load, mesh, ideal = document["workload"], document["mesh"], document["oracle"]
+    rate = load["rate_per_s"]
+    speed = "all at once" if rate is None else f"{rate:.3g} a second"
+    clock = {
+        "virtual": "virtual time: real routers and workers' cores, simulated engines",
+        "live": "real processes, simulated engines, through the HTTP edge",
+    }[document["clock"]]
+    yield (
+        f"{load['name']}: {load['requests']} requests, {speed}; prompts of"
+        f" {load['prompt_tokens']:.0f} tokens on average, answers of {load['output_tokens']:.0f}"
+    )
+    overlap = "beside prompts" if mesh["decode_overlap"] else "between prompts"
+    yield (
+        f"workers: {mesh['workers']}, routers: {mesh['routers']};"
+        f" {mesh['blocks_per_worker']} blocks of {mesh['block_tokens']} tokens,"
+        f" {mesh['slots_per_worker']} slots, {mesh['prefill_tokens_per_s']:.0f} prompt tokens a"
+        f" second, {mesh['decode_step_ms']:g} ms a decode step (+"
+        f" {mesh['decode_step_ms_per_seq']:g} ms a sequence), {overlap}"
+    )
+    yield clock
+    yield (
+        f"an offline router that knows all such caches hits {ideal['hit_rate']:.3f}, work"
+        f" {ideal['work_min']:.3f} to {ideal['work_max']:.3f} of the mean"
+    )
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["strategy"],
+        _figure(row["hit_rate"], 3),
+        _figure(row["of_oracle"], 3),
+        *(_figure(row[f"ttft_{name}_ms"], 1) for name in ("mean", "p50", "p95", "p99")),
+        _figure(row["tpot_ms"], 2),
+        _figure(row["requests_per_s"], 1),
+        _figure(row["output_tokens_per_s"], 0),
+        _figure(row["work_max"], 3),
+        _figure(row["work_min"], 3),
+        _figure(row["predicted_hit_rate"], 3),
+        _figure(row["mispredicted"], 3),
+        str(row["failed"]),
+    )
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _workload(arguments: argparse.Namespace) -> Workload:
+    shape = {
+        field: getattr(arguments, name)
+        for name, field in _SHAPE.items()
+        if getattr(arguments, name) is not None
+    }
+    if arguments.trace is not None:
+        if shape:
+            raise InvalidArgument.of(_flag(next(iter(shape))), "is of no use with --trace")
+        workload = workload_traces.read_trace(arguments.trace)
+        return change(workload, num_requests=arguments.requests, rate_per_s=arguments.rate)
+    kind = WORKLOADS[arguments.workload]
+    common = {"num_requests": arguments.requests, "rate_per_s": arguments.rate}
+    given = {name: value for name, value in common.items() if value is not None}
+    changes = parse_assignments(arguments.assignments)
+    if "mesh.block_tokens" in changes:
+        given["block_tokens"] = changes["mesh.block_tokens"]
+    try:
+        load = kind(seed=arguments.seed, **given, **shape)
+    except TypeError:
+        fields = kind.__dataclass_fields__
+        name = next(
+            name for name, field in _SHAPE.items() if field in shape and field not in fields
+        )
+        raise InvalidArgument.of(_flag(name), f"is of no use with {arguments.workload}") from None
+    if isinstance(load, Chats) and load.low_tokens > load.high_tokens:
+        raise InvalidArgument.of("--low-tokens", f"must be at most {load.high_tokens}")
+    return make(load)
+
+
+def _config(arguments: argparse.Namespace, workload: Workload) -> Any:
+    changes = parse_assignments(arguments.assignments)
+    if "router.routing_strategy" in changes:
+        raise InvalidArgument.of("router.routing_strategy", "is set by --strategies")
+    blocks = changes.get("mesh.block_tokens", workload.block_tokens)
+    if blocks != workload.block_tokens:
+        raise InvalidArgument.of(
+            "mesh.block_tokens", f"must be the workload's, {workload.block_tokens}; got {blocks}"
+        )
+    default = MADE_BLOCKS if arguments.trace is None else TRACE_BLOCKS
+    num_blocks = default if arguments.blocks is None else arguments.blocks
+    if num_blocks == UNLIMITED:
+        num_slots = changes.get("worker.num_slots", route.TIMING["worker.num_slots"])
+        num_blocks = route.enough_blocks(workload, num_slots)
+    return route.make_config(workload, num_blocks=num_blocks, changes=changes)
+
+
+def _strategies(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in ROUTING_STRATEGIES:
+            raise InvalidArgument.of(
+                "--strategies",
+                f"{name[:40]!r} is no strategy; there are {', '.join(ROUTING_STRATEGIES)}",
+            )
+    if not names:
+        raise InvalidArgument.of(
+            "--strategies", f"must name some of {', '.join(ROUTING_STRATEGIES)}"
+        )
+    return list(dict.fromkeys(names))
+
+
+def _check_writable(path: Path) -> None:
+    """Before minutes are spent on what it is to hold."""
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise Failure(f"--plot: cannot write {path}: {error.strerror}") from error
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _count(most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if not 1 <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be in [1, {most}]")
+        return value
+
+    return parse
+
+
+def _blocks(text: str) -> int | str:
+    if text == UNLIMITED:
+        return text
+    value = int(text)
+    if not 1 <= value <= 10_000_000:
+        raise argparse.ArgumentTypeError(f"must be {UNLIMITED}, or in [1, 10000000]")
+    return value
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and 0 < value <= 1e6):
+        raise argparse.ArgumentTypeError("must be above 0, and at most 1e6")
+    return value
