@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import deque
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias
@@ -35,6 +36,7 @@ METHODS = {
 BACKOFF_S = (0.05, 2.0)  # first, longest
 # Streams that wait for their snapshot at the same time.
 MAX_OPENING = 64
+MAX_RETRIES_PER_S = 500
 OPEN_TIMEOUT_S = 10.0
 LONG_BYTES = SLICE_KEYS * KEY_BYTES
 
@@ -71,6 +73,8 @@ class Watching:
         self._channels = channels
         self._feeds: dict[Holder, _Feed] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._to_start: deque[_Feed] = deque()
+        self._starting: asyncio.Task[None] | None = None
         self.opening = asyncio.Semaphore(MAX_OPENING)
         # Long messages are taken in one at a time, in slices: together they would hold the loop.
         self._long = asyncio.Lock()
@@ -89,7 +93,8 @@ class Watching:
     async def close(self) -> None:
         """May be called twice."""
         self.follow(())
-        await end_tasks(self._ending)
+        starting = [self._starting] if self._starting is not None else []
+        await end_tasks([*self._ending, *starting])
 
     def follow(self, holders: Iterable[Holder]) -> None:
         """These, and no others from now on. Call it before their channels are dropped."""
@@ -97,12 +102,21 @@ class Watching:
         for holder in self._feeds.keys() - wanted.keys():
             feed = self._feeds.pop(holder)
             feed.stop()
-            self._ending.add(feed.task)
-            feed.task.add_done_callback(self._ending.discard)
+            if feed.task is not None:
+                self._ending.add(feed.task)
+                feed.task.add_done_callback(self._ending.discard)
             self._ears.deaf(holder.id)
         for holder in wanted:
             if holder not in self._feeds:
-                self._feeds[holder] = _Feed(self, holder)
+                self._feeds[holder] = feed = _Feed(self, holder)
+                self._to_start.append(feed)
+        if self._to_start and (self._starting is None or self._starting.done()):
+            self._starting = asyncio.create_task(self._start(), name="watch: start")
+
+    @property
+    def longest_backoff_s(self) -> float:
+        """Longer where so many are gone that asking for them would be all there is to do."""
+        return max(BACKOFF_S[1], len(self._feeds) / MAX_RETRIES_PER_S)
 
     @property
     def num_followed(self) -> int:
@@ -138,6 +152,12 @@ class Watching:
                 await asyncio.sleep(0)
         return True
 
+    async def _start(self) -> None:
+        """One by one: thousands at once would hold the loop."""
+        while self._to_start:
+            self._to_start.popleft().start()
+            await asyncio.sleep(0)
+
     def lost(self, holder: Holder) -> None:
         self.num_broken += 1
         self._ears.deaf(holder.id)
@@ -152,18 +172,24 @@ class _Feed:
         self._holder = holder
         self._call: WatchCall | None = None
         self._problem = ""
-        self.task = asyncio.create_task(self._follow(), name=f"watch {holder.id}")
+        self._stopped = False
+        self.task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if not self._stopped:
+            self.task = asyncio.create_task(self._follow(), name=f"watch {self._holder.id}")
 
     def stop(self) -> None:
         """Its call ends now: the channel may be closed next."""
-        self.task.cancel()
+        self._stopped = True
+        if self.task is not None:
+            self.task.cancel()
         if self._call is not None:
             self._call.cancel()
 
     async def _follow(self) -> None:
         clock = asyncio.get_running_loop().time
-        first_s, longest_s = BACKOFF_S
-        backoff_s = first_s
+        backoff_s, settled_s = BACKOFF_S
         while True:
             opened_s = clock()
             try:
@@ -179,10 +205,10 @@ class _Feed:
                 logger.exception("following %s failed", self._holder.id)
             finally:
                 self.live = False
-            if clock() - opened_s > longest_s:
-                backoff_s = first_s
+            if clock() - opened_s > settled_s:
+                backoff_s = BACKOFF_S[0]
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
-            backoff_s = min(2 * backoff_s, longest_s)
+            backoff_s = min(2 * backoff_s, self._watching.longest_backoff_s)
 
     async def _listen(self) -> None:
         """Returns where something is missing. Raises PeerLost and others when the stream ends."""
