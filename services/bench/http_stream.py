@@ -15,10 +15,13 @@ _EVENT = b"data: "
 
 
 class Heard(NamedTuple):
-    """`ttft_s`: from writing the request to the first event. `num_events`: [DONE] included."""
+    """`ttft_s` and `took_s`: from writing the request to the first event and to the end.
+    `num_events`: [DONE] included. `answer`: all of it, headers and framing too."""
 
     ttft_s: float
     num_events: int
+    took_s: float
+    answer: bytes
 
 
 class HttpStream(asyncio.Protocol):
@@ -42,7 +45,9 @@ class HttpStream(asyncio.Protocol):
         self._transport.write(request)
         await self._heard
         assert self._first_s is not None
-        return Heard(self._first_s - began_s, b"".join(self._pieces).count(_EVENT))
+        took_s = time.perf_counter() - began_s
+        answer = b"".join(self._pieces)
+        return Heard(self._first_s - began_s, answer.count(_EVENT), took_s, answer)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

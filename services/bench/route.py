@@ -31,6 +31,8 @@ TIMING = {
     "worker.simulated.prefill_tokens_per_s": 20_000.0,
     "worker.simulated.decode_step_ms": 10.0,
     "worker.simulated.decode_step_ms_per_seq": 0.0,
+    # Little, so that real processes have room for many blocks.
+    "worker.simulated.kv_bytes_per_token": 64,
 }
 # What a curve of the time to first token is made of.
 PERCENTS = tuple(range(101))

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from services.bench import route, workload_traces
+from services.bench import route, route_live, workload_traces
 from services.bench.workloads import Chats, SharedPrefix, change, make
 from services.cli import plot
-from services.cli.failures import Failure
+from services.cli.failures import CANNOT_START, Failure
 from services.cli.kv_tables import table
+from services.cli.plans import run_quiet_mesh
 from services.cli.settings import parse_assignments
 from services.core.errors import InvalidArgument
 from services.core.settings import ROUTING_STRATEGIES
 from services.core.workload import Workload
+from services.runtime.startup import StartupError
 
 # Of a worker, where nothing else is said: a made load is to be too large for one cache.
 MADE_BLOCKS, TRACE_BLOCKS = 384, 5_000
@@ -76,6 +79,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="default: 2000, or all of the trace",
     )
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="start the mesh's processes, with one router, and load their HTTP edge in real time",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument(
         "--blocks",
@@ -114,12 +122,32 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         num_routers=arguments.routers,
         seed=arguments.seed,
     )
-    document = route.measure(workload, plan, tell=_tell)
+    if arguments.live:
+        document = asyncio.run(_measure_live(workload, plan))
+    else:
+        document = route.measure(workload, plan, tell=_tell)
     if arguments.plot is not None:
         cells = map(_cells, document["strategies"])
         page = plot.page(document, headline(document), HEADER, cells)
         arguments.plot.write_text(page, encoding="utf-8")
     return document
+
+
+async def _measure_live(workload: Workload, plan: route.RoutePlan) -> dict[str, Any]:
+    if plan.num_routers > 1:
+        raise InvalidArgument.of("--routers", "must be 1 with --live")
+    route.check_fits(workload, plan.config)
+    _tell(f"starting {plan.num_workers} workers …")
+    mesh = run_quiet_mesh(
+        plan.config, num_workers=plan.num_workers, with_kvstore=False, with_gateway=True
+    )
+    try:
+        async with mesh as running:
+            return await running.run_beside(
+                route_live.measure(running.http, running.control, workload, plan, tell=_tell)
+            )
+    except StartupError as error:  # this machine lacks something
+        raise Failure(str(error), exit_status=CANNOT_START) from error
 
 
 def show(document: dict[str, Any]) -> None:

@@ -63,6 +63,17 @@ def journey_json(index: int, ledger: Ledger, finished: common_pb2.Finished) -> d
         "handoff_ms": _ms(finished.handoff_ms / 1000),
         "evaluated_prompt_tokens": finished.usage.evaluated_prompt_tokens,
         "kv_path": finished.kv_path.reason,
+        "routing": _routing_json(finished.routing),
+    }
+
+
+def _routing_json(routing: common_pb2.Routing) -> dict[str, Any]:
+    is_predicted = routing.HasField("predicted_cached_tokens")
+    return {
+        "strategy": routing.strategy,
+        "predicted_cached_tokens": routing.predicted_cached_tokens if is_predicted else None,
+        "candidates": routing.candidates,
+        "reason": routing.reason,
     }
 
 

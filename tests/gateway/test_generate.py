@@ -240,6 +240,8 @@ async def test_the_ledger_adds_up(edge: Edge) -> None:
         assert ledger["preprocess_ms"] > 0
         assert journey["engine"] == "simulated"
         assert len(journey["trace_id"]) == 32
+        assert journey["routing"]["candidates"] >= 1
+        assert journey["routing"]["predicted_cached_tokens"] is not None
 
 
 async def test_the_ledger_ends_a_stream_where_that_is_asked(edge: Edge) -> None:
