@@ -28,6 +28,10 @@ def test_members_have_plain_fields_and_workers_their_load(mesh: Endpoints) -> No
         assert worker["load"]["num_handoffs_taken"] == 0
         assert worker["load"]["kv"]["blocks_loaded"] == 0
         assert worker["load"]["kv"]["rejected"] == {}
+    [router] = [member for member in members if member["role"] == "router"]
+    assert router["routing"]["strategy"] == "kv_aware"
+    assert router["routing"]["num_feeds"] == 3
+    assert router["routing"]["num_not_recorded"] == 0
     for kvstore in kvstores:
         assert kvstore["kvstore"]["l1"]["num_blocks"] >= 0
         assert kvstore["kvstore"]["l2"]["num_dropped_writes"] == 0
@@ -43,6 +47,7 @@ def test_the_table_has_a_line_a_member(mesh: Endpoints) -> None:
         *("role", "gateway", "kvstore", "router", "worker", "worker", "tokenizer")
     ]
     assert sum("blocks in memory" in line for line in lines) == 1
+    assert sum("kv_aware, 0 in flight" in line for line in lines) == 1
     assert sum("0 running and 0 waiting for 8 slots" in line for line in lines) == 2
 
 

@@ -13,6 +13,7 @@ import pytest
 from firsttoken.client import MeshClient, MeshError
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from firsttoken.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from firsttoken.router.v1 import router_pb2, router_pb2_grpc
 from firsttoken.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
 from services.cli.local_ca import LocalCa, Pem
@@ -86,11 +87,10 @@ async def test_blocks_come_out_of_the_store_over_tls(
 async def call_each(mesh: Mesh, open_to: Any) -> list[grpc.StatusCode]:
     """How the parts inside the mesh answer a channel that `open_to` makes."""
     assert mesh.kvstore is not None
-    channels = {
-        each: open_to(each.address)
-        for each in (mesh.control, mesh.tokenizer, mesh.workers[0], mesh.kvstore)
-    }
-    control, tokenizer, worker, kvstore = channels.values()
+    parts = (mesh.control, mesh.tokenizer, mesh.workers[0], mesh.kvstore)
+    addresses = (*(each.address for each in parts), mesh.router.operator_address)
+    channels = [open_to(address) for address in addresses]
+    control, tokenizer, worker, kvstore, router = channels
     join = control_pb2_grpc.ControlServiceStub(control).Join()
     calls: list[Any] = [
         control_pb2_grpc.ControlServiceStub(control).GetConfig(
@@ -109,10 +109,13 @@ async def call_each(mesh: Mesh, open_to: Any) -> list[grpc.StatusCode]:
         kvstore_pb2_grpc.KvStoreServiceStub(kvstore).Evict(
             kvstore_pb2.EvictRequest(all=True), timeout=TIMEOUT_S
         ),
+        router_pb2_grpc.RouterServiceStub(router).GetStats(
+            router_pb2.GetStatsRequest(), timeout=TIMEOUT_S
+        ),
     ]
     results = await asyncio.gather(*calls, return_exceptions=True)
     join.cancel()
-    for channel in channels.values():
+    for channel in channels:
         await channel.close()
     codes = []
     for result in results:
@@ -149,6 +152,8 @@ async def test_only_services_reach_the_parts_inside(
         assert set(await call_each(mesh, keyless)) == {grpc.StatusCode.UNAVAILABLE}
         assert set(await call_each(mesh, open_channel)) == {grpc.StatusCode.UNAVAILABLE}
         after = await mesh.client.complete("hi", max_tokens=2, ignore_eos=True)
+        # The worker and the KV store tell the router what they hold.
+        await eventually(lambda: mesh.router.mesh.watching.num_live == 2)
 
         assert after.token_ids == before.token_ids
         assert not [each for each in mesh.router.mesh.roster.workers if each.id == "mallory"]

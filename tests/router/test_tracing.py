@@ -92,3 +92,23 @@ async def test_a_span_names_the_tenant_and_never_its_key(mesh_of: MeshFactory) -
 
     assert attributes["firsttoken.tenant"] == "acme"
     assert not any(key in str(span) for span in collector.spans)
+
+
+async def test_a_span_says_how_the_worker_was_chosen_and_what_it_had(mesh_of: MeshFactory) -> None:
+    async with run_collector() as (collector, endpoint), mesh_of(traced(endpoint)) as mesh:
+        answer = await mesh.client.complete("Hello " * 200, max_tokens=2)
+    attributes = {
+        each.key.removeprefix("firsttoken.routing."): getattr(
+            each.value, each.value.WhichOneof("value")
+        )
+        for each in collector.named("router.generate").attributes
+        if each.key.startswith("firsttoken.routing.")
+    }
+    assert attributes.pop("cost_s") > 0
+    assert attributes == {
+        "strategy": answer.routing.strategy,
+        "reason": answer.routing.reason,
+        "candidates": 1,
+        "predicted_cached_tokens": 0,
+        "actual_cached_tokens": 0,
+    }
