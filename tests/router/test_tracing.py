@@ -99,7 +99,7 @@ async def test_a_span_says_how_the_worker_was_chosen_and_what_it_had(mesh_of: Me
         answer = await mesh.client.complete("Hello " * 200, max_tokens=2)
     attributes = {
         each.key.removeprefix("firsttoken.routing."): getattr(
-            each.value, each.value.WhichOneof("value")
+            each.value, each.value.WhichOneof("value") or ""
         )
         for each in collector.named("router.generate").attributes
         if each.key.startswith("firsttoken.routing.")
