@@ -7,7 +7,7 @@ import signal
 from kvstore.node import KvStoreNode
 from services.control.node import ControlNode
 from tests.runtime.processes import Running
-from tests.worker.tiers import BLOCK_TOKENS, CONFIG, config_of, prompt_of, working
+from tests.worker.tiers import BLOCK_TOKENS, CONFIG, NUM_BLOCKS, config_of, prompt_of, working
 
 
 async def test_the_blocks_of_an_answer_are_written_too_and_count_for_the_tenant(
@@ -35,8 +35,10 @@ async def test_blocks_for_which_the_queue_has_no_room_are_dropped_and_counted() 
         await worker.settled()
         stats = worker.tier.stats
 
-    assert stats.blocks_stored == 5
-    assert stats.dropped == {"queue full": 20}
+    # They come step by step: some are written before the next are there.
+    assert stats.blocks_stored >= 5
+    assert stats.dropped.keys() == {"queue full"}
+    assert stats.blocks_stored + stats.dropped["queue full"] == NUM_BLOCKS
 
 
 async def test_a_block_that_was_overwritten_meanwhile_is_not_written(
