@@ -6,15 +6,15 @@ import argparse
 import asyncio
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from services.bench import route, route_live, workload_traces
+from services.bench import decisions, route, route_live, workload_traces
 from services.bench.workloads import Chats, SharedPrefix, change, make
-from services.cli import plot
+from services.cli import plot, route_tables
 from services.cli.failures import CANNOT_START, Failure
-from services.cli.kv_tables import table
+from services.cli.figures import show_figures
 from services.cli.plans import run_quiet_mesh
 from services.cli.settings import parse_assignments
 from services.core.errors import InvalidArgument
@@ -39,13 +39,15 @@ _SHAPE = {
     "low_tokens": "low_tokens",
     "high_tokens": "high_tokens",
 }
-HEADER = (
-    *("", "hit", "of oracle", "mean", "P50", "P95", "P99", "TPOT"),
-    *("req/s", "tok/s", "work max", "min", "predicted", "wrong by", "failed"),
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--part",
+        choices=("decisions",),
+        help="decisions: how many a router's core makes a second on one core, by workers and by"
+        " indexed blocks; no other option is of use with it",
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--trace",
@@ -111,6 +113,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Tells on stderr how far it is. Raises InvalidArgument."""
+    if arguments.part is not None:
+        return decisions.measure(tell=_tell)
     if arguments.plot is not None:
         _check_writable(arguments.plot)
     workload = _workload(arguments)
@@ -127,8 +131,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     else:
         document = route.measure(workload, plan, tell=_tell)
     if arguments.plot is not None:
-        cells = map(_cells, document["strategies"])
-        page = plot.page(document, headline(document), HEADER, cells)
+        cells = map(route_tables.cells, document["strategies"])
+        page = plot.page(document, route_tables.headline(document), route_tables.HEADER, cells)
         arguments.plot.write_text(page, encoding="utf-8")
     return document
 
@@ -151,66 +155,8 @@ async def _measure_live(workload: Workload, plan: route.RoutePlan) -> dict[str, 
 
 
 def show(document: dict[str, Any]) -> None:
-    print(*lines_of(document), sep="\n")
-
-
-def lines_of(document: dict[str, Any]) -> Iterator[str]:
-    yield from headline(document)
-    yield from table([HEADER, *map(_cells, document["strategies"])])
-    yield "hit: share of prompt tokens found in cache. mean to P99: time to first token, ms."
-    yield "TPOT: ms. work: uncached tokens of the busiest and the idlest worker, in means."
-    yield "predicted: hit rate that routers expected; wrong by: of prompt tokens, either way."
-    for row in document["strategies"]:
-        for reason, number in row.get("failures", {}).items():
-            yield f"{row['strategy']}: {number} requests failed: {reason}"
-
-
-def headline(document: dict[str, Any]) -> Iterator[str]:
-    load, mesh, ideal = document["workload"], document["mesh"], document["oracle"]
-    rate = load["rate_per_s"]
-    speed = "all at once" if rate is None else f"{rate:.3g} a second"
-    clock = {
-        "virtual": "virtual time: real routers and workers' cores, simulated engines",
-        "live": "real processes, simulated engines, through the HTTP edge",
-    }[document["clock"]]
-    yield (
-        f"{load['name']}: {load['requests']} requests, {speed}; prompts of"
-        f" {load['prompt_tokens']:.0f} tokens on average, answers of {load['output_tokens']:.0f}"
-    )
-    overlap = "beside prompts" if mesh["decode_overlap"] else "between prompts"
-    yield (
-        f"workers: {mesh['workers']}, routers: {mesh['routers']};"
-        f" {mesh['blocks_per_worker']} blocks of {mesh['block_tokens']} tokens,"
-        f" {mesh['slots_per_worker']} slots, {mesh['prefill_tokens_per_s']:.0f} prompt tokens a"
-        f" second, {mesh['decode_step_ms']:g} ms a decode step (+"
-        f" {mesh['decode_step_ms_per_seq']:g} ms a sequence), {overlap}"
-    )
-    yield clock
-    yield (
-        f"an offline router that knows all such caches hits {ideal['hit_rate']:.3f}, work"
-        f" {ideal['work_min']:.3f} to {ideal['work_max']:.3f} of the mean"
-    )
-
-
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        row["strategy"],
-        _figure(row["hit_rate"], 3),
-        _figure(row["of_oracle"], 3),
-        *(_figure(row[f"ttft_{name}_ms"], 1) for name in ("mean", "p50", "p95", "p99")),
-        _figure(row["tpot_ms"], 2),
-        _figure(row["requests_per_s"], 1),
-        _figure(row["output_tokens_per_s"], 0),
-        _figure(row["work_max"], 3),
-        _figure(row["work_min"], 3),
-        _figure(row["predicted_hit_rate"], 3),
-        _figure(row["mispredicted"], 3),
-        str(row["failed"]),
-    )
-
-
-def _figure(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+    is_decisions = document["benchmark"] == "decisions"
+    print(*(show_figures if is_decisions else route_tables.lines_of)(document), sep="\n")
 
 
 def _workload(arguments: argparse.Namespace) -> Workload:
