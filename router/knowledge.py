@@ -217,7 +217,11 @@ class Knowledge:
     def _hear_load(self, view: View, load: LoadEvent, now_s: float) -> None:
         if view.worker is None:
             return
+        guess_s = 0.0 if view.load.token_s else self.typical_token_s
         view.load.hear(load, view.worker.in_flight, now_s)
+        if guess_s and view.load.token_s:
+            # It has been charged by a guess so far, and others may not have been.
+            view.load.recent_s *= view.load.token_s / guess_s
         if now_s >= self._typical_due_s or not self._typical_token_s:
             # Not at each report: there are as many as workers, and each asks all of them.
             self._typical_due_s = now_s + TYPICAL_INTERVAL_S
@@ -285,9 +289,11 @@ class Errand:
         self._is_finished = True
         view, knowledge, choice = self._view, self._knowledge, self._choice
         load = view.load
-        excess = evaluated_tokens - choice.uncached_tokens
-        load.recent_s += excess * knowledge.token_s(load) * knowledge.scale(now_s)
-        load.recent_s = max(0.0, load.recent_s)
+        if choice.uncached_tokens:  # else another worker computes it
+            # It was charged what it was expected to take: at first by a speed that is a guess.
+            spent_s = evaluated_tokens * knowledge.token_s(load) + load_s
+            load.recent_s += (spent_s - choice.work_s) * knowledge.scale(now_s)
+            load.recent_s = max(0.0, load.recent_s)
         load.learn_residence(now_s - self._begun_s)
         if loaded_blocks and load_s > 0:
             load.learn_load(loaded_blocks, load_s)

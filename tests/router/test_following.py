@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from tests.runtime.waiting import eventually
 TOPICS = ("moss", "fern", "reed", "sedge", "ivy", "oak")
 
 
-def settings(**router: Any) -> Any:
+def settings(*, tokens_per_s: float = 10_000, **router: Any) -> Any:
     engine = {
         "engine": "simulated",
-        "simulated": {"prefill_tokens_per_s": 10_000, "decode_step_ms": 0.1},
+        "simulated": {"prefill_tokens_per_s": tokens_per_s, "decode_step_ms": 0.1},
     }
     return config.parse({"router": router, "worker": engine, "mesh": {"block_tokens": 16}})
 
@@ -54,6 +55,16 @@ async def test_a_router_that_restarts_hits_with_its_first_request(mesh_of: MeshF
         assert answer.routing.strategy == "kv_aware"
         assert answer.routing.candidates == 2
         assert answer.routing.predicted_cached_tokens == answer.usage.cached_tokens > 64
+
+
+async def test_a_worker_that_was_cold_at_first_gets_its_share(mesh_of: MeshFactory) -> None:
+    """What a first prompt was expected to take, before anything was measured, is forgotten."""
+    async with mesh_of(settings(tokens_per_s=100_000), num_workers=2) as mesh:
+        await follows(mesh.router, 2)
+        answers = [await ask(mesh.client, f"{number} of {number}") for number in range(12)]
+    shares = Counter(answer.worker_id for answer in answers)
+    assert min(shares.values()) >= 4
+    assert len(shares) == 2
 
 
 async def test_it_follows_nobody_while_nobody_asks(mesh_of: MeshFactory) -> None:
