@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +20,7 @@ from services.core.sampling import Sampling
 from services.core.settings import MeshConfig
 from services.simulation.calls import Call, Fate, blank_ids
 from services.simulation.feeds import Hub
+from services.simulation.lanes import Lane, Run, left
 from worker.engines.contract import EngineInfo, Work
 from worker.engines.simulated import step_s
 from worker.messages import Submit
@@ -29,6 +28,7 @@ from worker.pool import BlockPool
 from worker.prefix_cache import PrefixCache
 from worker.scheduler import Planned, Scheduler, StepBudget
 from worker.sequence import Sequence
+from worker.steps import BESIDE, TOGETHER
 
 # The estimate of a step's length, a running mean, no longer moves after so many equal ones.
 MOST_OBSERVATIONS = 32
@@ -43,15 +43,6 @@ class Totals:
     prompt_tokens: int = 0
     uncached_tokens: int = 0
     answer_tokens: int = 0
-
-
-class _Run(NamedTuple):
-    """Steps that are in progress, all of the same length."""
-
-    planned: list[Planned]
-    began_s: float
-    step_s: float
-    num_steps: int
 
 
 class VirtualWorker:
@@ -102,18 +93,21 @@ class VirtualWorker:
         self._warm_up()
         self._calls: dict[int, Call] = {}
         self._cancelled: list[Call] = []
-        self._run: _Run | None = None
-        self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
-        # Copying between the last step and the next.
-        self._stall_s = 0.0
+        kinds = BESIDE if self._timing.decode_overlap else TOGETHER
+        self._lanes = [Lane(each) for each in kinds]
+        self._awake: asyncio.Handle | None = None
+        # When what is being copied is copied: no step begins before that.
+        self._ready_s = 0.0
+        self._busy_from_s = 0.0
 
     def die(self) -> None:
         """All that run are lost. Who called hears it a hop later."""
         self._count_answered()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._run = None
+        for lane in self._lanes:
+            lane.clear()
+        if self._awake is not None:
+            self._awake.cancel()
+            self._awake = None
         self.is_alive = False
         for call in self._calls.values():
             self._tell(call, Fate.LOST)
@@ -121,8 +115,8 @@ class VirtualWorker:
 
     def slow_down(self, factor: float) -> None:
         """Steps that begin from now on last so many times as long."""
-        if self.is_alive:
-            self._interrupt()
+        for lane in self._lanes:
+            self._cut(lane)
         self.slowness = factor
 
     def submit(self, call: Call) -> None:
@@ -139,7 +133,10 @@ class VirtualWorker:
         call.submitted_s = self._loop.time()
         self._calls[call.request_id] = call
         self._scheduler.add(self._submit(call))
-        self._interrupt()
+        for lane in self._lanes:
+            if lane.kinds.prompts:
+                self._cut(lane)
+        self._wake()
         self.hub.load_changed()
 
     def cancel(self, call: Call) -> None:
@@ -148,13 +145,15 @@ class VirtualWorker:
         if self._calls.get(call.request_id) is not call:
             return
         self._cancelled.append(call)
-        self._interrupt()
+        for lane in self._lanes:
+            self._cut(lane)
+        self._wake()
 
     def check_idle(self) -> None:
         """For when no request is left: every count is zero."""
         assert not self._calls, f"{self.name} still has {len(self._calls)} requests"
         if self.is_alive:
-            assert self._run is None
+            assert all(lane.run is None for lane in self._lanes)
             assert self._scheduler.idle
             self._scheduler.check_integrity()
             assert self._pool.num_reserved == 0
@@ -173,50 +172,52 @@ class VirtualWorker:
     # --- the loop: receive, schedule, run, publish
 
     def _wake(self) -> None:
-        if self._run is None and self._timer is None:
-            self._timer = self._loop.call_soon(self._turn)
+        if self._awake is None and any(lane.run is None for lane in self._lanes):
+            self._awake = self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        self._timer = None
+        self._awake = None
         self._release_cancelled()
         self._scheduler.admit()
-        planned = self._scheduler.plan(self._start)
+        for lane in self._lanes:
+            if lane.run is None:
+                self._begin(lane)
+
+    def _begin(self, lane: Lane) -> None:
+        decodes, prompts = lane.kinds
+        planned = self._scheduler.plan(self._start, decodes=decodes, prompts=prompts)
         if not planned:
             return
         duration_s = step_s(self._timing, [item.work for item in planned]) * self.slowness
-        began_s = self._loop.time() + self._stall_s
-        self.totals.busy_s += self._stall_s
-        self._stall_s = 0.0
-        self._begin(_Run(planned, began_s, duration_s, self._num_steps(planned)))
+        began_s = max(self._loop.time(), self._ready_s)
+        if all(each.run is None for each in self._lanes):
+            self._busy_from_s = began_s
+        self._set(lane, Run(planned, began_s, duration_s, self._num_steps(lane, planned)))
 
-    def _begin(self, run: _Run) -> None:
-        self._run = run
-        end_s = run.began_s + run.num_steps * run.step_s
-        self._timer = self._loop.call_at(end_s, self._end)
+    def _set(self, lane: Lane, run: Run) -> None:
+        lane.clear()
+        lane.run = run
+        lane.timer = self._loop.call_at(run.end_s, self._end, lane)
 
-    def _num_steps(self, planned: list[Planned]) -> int:
+    def _num_steps(self, lane: Lane, planned: list[Planned]) -> int:
         """How many steps nothing changes in: to the first that ends, if all only answer."""
-        if any(sequence.prefilling for sequence in self._scheduler.running()):
+        if not lane.kinds.decodes:
             return 1
-        return min(_left(item.sequence, self.info) for item in planned)
+        running = self._scheduler.running()
+        if lane.kinds.prompts and any(sequence.prefilling for sequence in running):
+            return 1
+        return min(left(item.sequence, self.info) for item in planned)
 
-    def _interrupt(self) -> None:
+    def _cut(self, lane: Lane) -> None:
         """Something has come: the step in progress is the last of its run."""
-        run = self._run
-        if run is None:
-            self._wake()
-            return
-        if run.num_steps == 1 or self._timer is None:
-            return
-        elapsed = (self._loop.time() - run.began_s) / run.step_s
-        num_steps = min(max(1, math.ceil(elapsed - 1e-9)), run.num_steps)
-        self._timer.cancel()
-        self._begin(run._replace(num_steps=num_steps))
+        run = lane.run
+        if run is not None and run.num_steps > 1:
+            self._set(lane, run.cut(self._loop.time()))
 
-    def _end(self) -> None:
-        run = self._run
+    def _end(self, lane: Lane) -> None:
+        run = lane.run
         assert run is not None
-        self._run = self._timer = None
+        lane.clear()
         self._count(run)
         first, ended = [], []
         for sequence, work in run.planned:
@@ -226,7 +227,7 @@ class VirtualWorker:
             if not sequence.has_first_token:
                 first.append(sequence)
             sequence.answer += [0] * run.num_steps
-            if not _left(sequence, self.info):
+            if not left(sequence, self.info):
                 sequence.finished = True
                 ended.append(sequence)
         for sequence in first:
@@ -236,22 +237,29 @@ class VirtualWorker:
         for sequence in ended:
             self._finish(sequence)
         self._publish()
+        if first:  # they answer from the next step on
+            for other in self._lanes:
+                self._cut(other)
         self._turn()
 
-    def _count(self, run: _Run) -> None:
-        num_prompt = 0
+    def _count(self, run: Run) -> None:
+        num_prompt, num_decoding = run.num_prompt, run.num_decoding
         for sequence, work in run.planned:
             if sequence.prefilling:
                 sequence.num_evaluated += len(work.tokens)
-                num_prompt += len(work.tokens)
-        num_decoding = sum(not item.sequence.prefilling for item in run.planned)
         for _ in range(min(run.num_steps, MOST_OBSERVATIONS)):
             self._budget.observe(
                 num_prompt=num_prompt, num_decoding=num_decoding, step_s=run.step_s
             )
         self.totals.uncached_tokens += num_prompt
         self.totals.answer_tokens += num_decoding * run.num_steps
-        self.totals.busy_s += run.step_s * run.num_steps
+        self._count_busy()
+
+    def _count_busy(self) -> None:
+        """Until now, steps side by side once."""
+        now_s = self._loop.time()
+        self.totals.busy_s += max(0.0, now_s - self._busy_from_s)
+        self._busy_from_s = max(now_s, self._busy_from_s)
 
     # --- requests
 
@@ -272,7 +280,7 @@ class VirtualWorker:
 
     def _start(self, sequence: Sequence) -> None:
         """Bring in what is cached of it, again where more has come since."""
-        self._stall_s += self._copying_s(len(self._cache.bring_in(sequence)))
+        self._copy(len(self._cache.bring_in(sequence)))
         if not sequence.started:
             sequence.started_s = self._loop.time()
             self.totals.num_requests += 1
@@ -281,10 +289,12 @@ class VirtualWorker:
     def _keep(self, sequence: Sequence, *, ending: bool = False) -> None:
         """Cache the full blocks that the pool lacks, once they are due."""
         if self._cache.due(sequence, ending=ending):
-            self._stall_s += self._copying_s(len(self._cache.keep(sequence).places))
+            self._copy(len(self._cache.keep(sequence).places))
 
-    def _copying_s(self, num_blocks: int) -> float:
-        return num_blocks * self.info.block_bytes / self._bytes_per_s
+    def _copy(self, num_blocks: int) -> None:
+        """In or out of the engine, between its steps."""
+        copying_s = num_blocks * self.info.block_bytes / self._bytes_per_s
+        self._ready_s = max(self._ready_s, self._loop.time()) + copying_s
 
     def _tell_first(self, sequence: Sequence) -> None:
         call = self._calls[sequence.request_id]
@@ -308,24 +318,32 @@ class VirtualWorker:
         self.hub.load_changed()
 
     def _release_cancelled(self) -> None:
-        cancelled, self._cancelled = self._cancelled, []
-        for call in cancelled:
-            if self._calls.get(call.request_id) is call:  # it may have ended meanwhile
+        held = []
+        for call in self._cancelled:
+            if self._calls.get(call.request_id) is not call:
+                continue  # it has ended meanwhile
+            sequence = self._scheduler.find(call.request_id)
+            if sequence is not None and any(lane.holds(sequence) for lane in self._lanes):
+                held.append(call)
+            else:
                 self._release(call.request_id)
+        self._cancelled = held
 
     def _tell(self, call: Call, fate: Fate) -> None:
         self._loop.call_later(self._hop_s, call.end, fate)
 
     def _count_answered(self) -> None:
         """What had left before the worker died."""
-        run = self._run
-        num_steps = 0
-        if run is not None:
-            elapsed = max(0.0, self._loop.time() - run.began_s)
-            num_steps = min(math.floor(elapsed / run.step_s + 1e-9), run.num_steps)
-            self.totals.busy_s += elapsed
+        now_s = self._loop.time()
+        more: dict[Sequence, int] = {}
+        for lane in self._lanes:
+            if lane.run is not None:
+                num_steps = lane.run.num_ended(now_s)
+                more.update((item.sequence, num_steps) for item in lane.run.planned)
+        if more:
+            self._count_busy()
         for sequence in self._scheduler.running():
-            num_more = num_steps if sequence.has_first_token else 0
+            num_more = more.get(sequence, 0) if sequence.has_first_token else 0
             call = self._calls[sequence.request_id]
             call.num_answered = len(sequence.answer) + num_more
             self.totals.answer_tokens += num_more
@@ -346,13 +364,6 @@ class VirtualWorker:
             num_blocks_reserved=self._pool.num_reserved,
             num_blocks_total=self._pool.num_blocks,
         )
-
-
-def _left(sequence: Sequence, info: EngineInfo) -> int:
-    """Tokens of the answer that are still to come."""
-    total = len(sequence.submit.token_ids) + len(sequence.answer)
-    most = (sequence.submit.sampling.max_tokens or 1) - len(sequence.answer)
-    return min(most, info.max_context_tokens - total)
 
 
 def engine_info(config: MeshConfig) -> EngineInfo:

@@ -68,6 +68,22 @@ def test_a_request_that_comes_during_a_leap_waits_for_the_step_in_progress_alone
     assert outcomes[0].finished_s == pytest.approx(0.1 + 999 * 0.01 + 0.01)
 
 
+def test_decodes_beside_prompts_neither_hold_them_up_nor_are_held_up() -> None:
+    timing = {
+        **{"num_blocks": 384, "prefill_tokens_per_s": 20_000, "transfer_gb_per_s": 1e6},
+        **{"decode_step_ms": 10, "decode_step_ms_per_seq": 0, "decode_overlap": True},
+    }
+    config = configure(worker={"simulated": timing})
+    plan = MeshPlan(config=config, num_workers=1, timing=NO_HOPS)
+    long = Arrival(0.0, (), 2000, 1000)  # answers from 0.1 s on, a token each 10 ms
+    other = Arrival(0.5049, (), 200, 3)  # a prompt of 10 ms
+    outcomes = replay([long, other], plan).outcomes
+    assert outcomes[0].finished_s == pytest.approx(0.1 + 999 * 0.01)
+    assert outcomes[1].ttft_s == pytest.approx(0.01)
+    # It answers from the next decode step on, which begins at 0.52 s.
+    assert outcomes[1].finished_s == pytest.approx(0.54)
+
+
 def test_an_equal_beginning_is_found() -> None:
     plan = MeshPlan(config=configure(), num_workers=1)
     prefix = chain("p", 16)
