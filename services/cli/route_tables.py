@@ -19,6 +19,9 @@ def lines_of(document: dict[str, Any]) -> Iterator[str]:
     yield "hit: share of prompt tokens found in cache. mean to P99: time to first token, ms."
     yield "TPOT: ms. work: uncached tokens of the busiest and the idlest worker, in means."
     yield "predicted: hit rate that routers expected; wrong by: of prompt tokens, either way."
+    late_ms = max((row.get("late_p99_ms", 0.0) for row in document["strategies"]), default=0.0)
+    if late_ms:
+        yield f"P99 of how late the client sent a request: {late_ms:.1f} ms."
     for row in document["strategies"]:
         for reason, number in row.get("failures", {}).items():
             yield f"{row['strategy']}: {number} requests failed: {reason}"
