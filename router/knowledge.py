@@ -25,7 +25,7 @@ from services.core.keys import KEY_BYTES
 REPORT_PATIENCE_S = 2.0
 # Of a worker that announces no blocks.
 DEFAULT_BLOCKS = 1024
-RECENT_HALF_LIFE_S = 300.0
+RECENT_HALF_LIFE_S = 3600.0
 TYPICAL_INTERVAL_S = 0.1
 
 

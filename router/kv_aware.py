@@ -3,12 +3,14 @@
 The cost of a worker, in seconds, is what a request sent there would wait for and take:
 
     work queued there + room for its KV + what is loaded + what is computed
-    + SHARE of the work that the worker was lately given above the least
+    + what evens out work: with x seconds of it given lately above the least, x * x / EVEN_S
 
 Least cost wins. Whoever has the longest prefix wins only while that is worth more than what
 else the worker has to do: where all prompts begin alike, the longest prefix would send them
 all to one worker. So a prefix that is asked for more than one worker can serve comes to be
-at several. The last term keeps work even over minutes, also while no queue shows.
+at several. The last term keeps work even over an hour, also while no queue shows. It grows
+with the square, so that what chance brings costs next to nothing, and is never more than
+computing the whole prompt: evenness may outweigh a prefix, and no queue.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from router.prefix_index import Reach, bits_of
 from router.prompt import Choice, Considered, Prompt
 from router.work import FIRST_LOAD_SHARE
 
-SHARE = 0.5
+EVEN_S = 10.0
 # Workers let a prompt wait for others until about this many times its own computing time:
 # short prompts pass long ones (worker/scheduler.py).
 PATIENCE = 4.0
@@ -47,24 +49,19 @@ class KvAware:
         costs = self._costs(candidates, prompt, blocks, now_s)
         best_s = min(costs)
         best = candidates[costs.index(best_s)]
-        share = SHARE / knowledge.scale(now_s)
-        most_s = best_s
-        most_s += max(TIE_S, TIE_SHARE * (best_s - share * knowledge.views[best].load.recent_s))
-        near = [
-            worker for cost_s, worker in zip(costs, candidates, strict=True) if cost_s <= most_s
-        ]
+        most_s = best_s + max(TIE_S, TIE_SHARE * best_s)
+        pairs = zip(costs, candidates, strict=True)
+        near = [worker for cost_s, worker in pairs if cost_s <= most_s]
         chosen = best if len(near) == 1 else min(near, key=self._busyness)
         return self._explained(chosen, candidates, costs, blocks, prompt)
 
     def _costs(
         self, candidates: Sequence[Worker], prompt: Prompt, blocks: Mapping[int, int], now_s: float
     ) -> list[float]:
-        """Of each candidate, with all of its recent work: what matters is by how much they differ.
-
-        The whole of a decision's time is here, so it is written out.
-        """
+        """Of each candidate. Most of a decision's time is here, so it is written out."""
         views, typical_token_s = self._knowledge.views, self._knowledge.typical_token_s
-        share = SHARE / self._knowledge.scale(now_s)
+        scale = self._knowledge.scale(now_s)
+        least = min([views[worker].load.recent_s for worker in candidates])
         num_tokens, block_tokens = prompt.num_tokens, prompt.block_tokens
         step_tokens = self._step_tokens
         costs = []
@@ -73,6 +70,8 @@ class KvAware:
             load = view.load
             token_s = load.token_s or typical_token_s
             uncached = num_tokens
+            excess_s = (load.recent_s - least) / scale
+            cost_s = min(excess_s * excess_s / EVEN_S, num_tokens * token_s)
             if blocks:
                 held = blocks.get(view.bit)
                 if held:
@@ -81,7 +80,7 @@ class KvAware:
             if view.store is not None:
                 here = (num_tokens - uncached) // block_tokens
                 work_s -= _saved_by_loading(view, blocks, here, block_tokens, token_s)
-            cost_s = work_s + share * load.recent_s
+            cost_s += work_s
             if load.is_busy:
                 cost_s += min(load.queue_s(now_s), PATIENCE * work_s + step_tokens * token_s)
             if load.num_free_blocks is not None:
@@ -129,7 +128,7 @@ class KvAware:
             predicted,
             prompt.num_tokens - predicted,
             work_s,
-            costs[candidates.index(chosen)] - min(costs) + work_s,
+            costs[candidates.index(chosen)],
             considered,
         )
 
