@@ -248,6 +248,8 @@ class Fleet:
         """After each change of it. Asking all workers at each request would cost the most."""
         self._open.pop(worker, None)
         self._doubtful.pop(worker, None)
+        if self._workers.get(worker.announced.id) is not worker:
+            return  # a failed call of one that has left
         if worker.num_failures or worker.avoided_until_s > -math.inf:
             self._doubtful[worker] = None
         elif worker.room(math.inf):

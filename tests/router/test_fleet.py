@@ -184,3 +184,12 @@ def test_every_count_is_zero_when_nothing_runs(seed: int) -> None:
 
     assert fleet.num_in_flight == 0
     assert fleet.workers == ()
+
+
+def test_a_failure_told_of_a_worker_that_has_left_leaves_nothing_behind() -> None:
+    fleet = make_fleet("a")
+    (worker,) = fleet.workers
+    fleet.update([])
+    fleet.suspect(worker, now_s=0.0)
+    fleet.check_integrity()
+    assert fleet.candidates(10.0) == []
