@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import hashlib
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +46,13 @@ class Prefix:
         return self._blocks[first:end]
 
 
+class Peer(Protocol):
+    """A worker that computes prompts for others."""
+
+    def submit(self, call: Call) -> None: ...
+    def cancel(self, call: Call) -> None: ...
+
+
 class Call:
     """One request at one worker. `first` is done with the first token, `ended` at the end.
 
@@ -56,14 +64,21 @@ class Call:
         "cached_tokens",
         "ended",
         "evaluated_tokens",
+        "export_from",
         "fate",
         "first",
+        "handed_off",
         "is_cancelled",
+        "load_s",
+        "loaded_blocks",
         "num_answered",
         "output_tokens",
+        "prefill",
+        "prefill_failed",
         "prefix",
         "prompt_tokens",
         "request_id",
+        "sent_s",
         "submitted_s",
     )
 
@@ -75,6 +90,8 @@ class Call:
         output_tokens: int,
         batch_class: bool,
         num_answered: int,
+        prefill: Peer | None = None,
+        export_from: int | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         # Given by its worker.
@@ -86,6 +103,16 @@ class Call:
         self.batch_class = batch_class
         # Tokens of the answer that the caller has.
         self.num_answered = num_answered
+        # Who may compute the prompt.
+        self.prefill = prefill
+        # It is for another worker, which has the tokens before this one; and when the KV
+        # that is finished so far has been sent there.
+        self.export_from = export_from
+        self.sent_s = 0.0
+        self.handed_off = False
+        self.prefill_failed = False
+        self.loaded_blocks = 0
+        self.load_s = 0.0
         self.submitted_s = 0.0
         self.cached_tokens = 0
         self.evaluated_tokens = 0
@@ -98,6 +125,17 @@ class Call:
     def num_input(self) -> int:
         """What is to be computed before the first token that is sampled here."""
         return self.prompt_tokens + self.num_answered
+
+    def for_peer(self, export_from: int) -> Call:
+        """What the worker that is to compute its prompt is asked."""
+        return Call(
+            self.prefix,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            batch_class=self.batch_class,
+            num_answered=self.num_answered,
+            export_from=export_from,
+        )
 
     def begin(self) -> None:
         if not self.first.done():

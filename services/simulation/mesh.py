@@ -10,13 +10,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from router.fleet import Role
 from services.core.config import Snapshot
 from services.core.settings import MeshConfig
 from services.core.workload import Arrival
 from services.simulation.clock import run
+from services.simulation.engine import engine_info
 from services.simulation.faults import Fault, steps
 from services.simulation.feeds import Trouble
 from services.simulation.router import Outcome, Timing, VirtualRouter
+from services.simulation.store import StorePlan, VirtualStore
 from services.simulation.worker import Totals, VirtualWorker
 
 # What is still on its way when the last request has ended arrives within this time.
@@ -28,7 +31,11 @@ class MeshPlan:
     """`config`: as of a real mesh with the simulated engine. Blocks: `mesh.block_tokens` long."""
 
     config: MeshConfig
+    # Those that answer. With prefill workers they are decode workers.
     num_workers: int
+    num_prefill_workers: int = 0
+    # None: blocks are in the workers alone.
+    store: StorePlan | None = None
     num_routers: int = 1
     timing: Timing = field(default_factory=Timing)
     faults: tuple[Fault, ...] = ()
@@ -73,17 +80,16 @@ class VirtualMesh:
     def __init__(self, plan: MeshPlan) -> None:
         self._loop = asyncio.get_running_loop()
         self._start_s = self._loop.time()
-        self.workers = [
-            VirtualWorker(f"worker-{index}", plan.config, hop_s=plan.timing.hop_s)
-            for index in range(plan.num_workers)
-        ]
-        by_address = {worker.announced.address: worker for worker in self.workers}
+        self.stores: list[VirtualStore] = []
+        self.workers = self._make_workers(plan)
+        by_address = {worker.address: worker for worker in self.workers}
         snapshot = Snapshot(1, plan.config)
         self.routers = [
             VirtualRouter(
                 snapshot,
                 by_address,
                 plan.timing,
+                stores=self.stores,
                 start_s=self._start_s,
                 seed=plan.seed * 1_000 + index,
             )
@@ -93,6 +99,31 @@ class VirtualMesh:
             router.learn()
         for at_s, step in steps(plan.faults):
             self._loop.call_at(self._start_s + at_s, step, self)
+
+    def _make_workers(self, plan: MeshPlan) -> list[VirtualWorker]:
+        """Those that answer first, then those that prefill: faults number them so."""
+        role = Role.DECODE if plan.num_prefill_workers else Role.BOTH
+        names = [(f"worker-{index}", role) for index in range(plan.num_workers)]
+        names += [(f"prefill-{index}", Role.PREFILL) for index in range(plan.num_prefill_workers)]
+        workers = []
+        for index, (name, each) in enumerate(names):
+            store = self._store_of(index, plan)
+            worker = VirtualWorker(
+                name, plan.config, hop_s=plan.timing.hop_s, role=each, store=store
+            )
+            workers.append(worker)
+        return workers
+
+    def _store_of(self, index: int, plan: MeshPlan) -> VirtualStore | None:
+        """Of the node on which this worker is."""
+        if plan.store is None:
+            return None
+        node = index // plan.store.workers_per_node
+        if node == len(self.stores):
+            info = engine_info(plan.config)
+            store = VirtualStore(f"node-{node}", plan.store, plan.config.kvstore, info)
+            self.stores.append(store)
+        return self.stores[node]
 
     @property
     def now_s(self) -> float:
@@ -128,6 +159,8 @@ class VirtualMesh:
             router.dispatcher.check_idle()
         for worker in self.workers:
             worker.check_idle()
+        for store in self.stores:
+            store.check_integrity()
 
     def close(self) -> None:
         for router in self.routers:

@@ -19,6 +19,7 @@ from services.core.tokens import BYTES_PER_TOKEN
 from services.core.workload import Arrival
 from services.simulation.calls import Call, Fate, Prefix
 from services.simulation.feeds import NO_TROUBLE, Hub, Line, Trouble
+from services.simulation.store import VirtualStore
 from services.simulation.worker import VirtualWorker
 
 
@@ -105,6 +106,7 @@ class VirtualRouter:
         workers: Mapping[str, VirtualWorker],
         timing: Timing,
         *,
+        stores: Iterable[VirtualStore] = (),
         start_s: float,
         seed: int,
     ) -> None:
@@ -118,6 +120,7 @@ class VirtualRouter:
         self._lines: dict[str, Line] = {}
         self._trouble: dict[str, Trouble] = {}
         self._is_parted = False
+        self._stores = tuple(stores)
         self.dispatcher = Dispatcher(snapshot, clock=self._loop.time, seed=seed)
 
     @property
@@ -137,7 +140,9 @@ class VirtualRouter:
             return
         members = [worker for worker in self._workers.values() if worker.is_alive]
         self.dispatcher.update_workers(worker.announced for worker in members)
-        hubs = {worker.name: worker.hub for worker in members}
+        self.dispatcher.update_stores(store.announced for store in self._stores)
+        hubs = {each.name: each.hub for each in members}
+        hubs |= {store.hub.holder_id: store.hub for store in self._stores}
         for name, line in [*self._lines.items()]:
             if hubs.get(name) is not line.hub:
                 line.close()
@@ -234,7 +239,8 @@ class VirtualRouter:
         announced = grant.slot.worker.announced
         worker = self._workers[announced.address]
         journey.worker = worker.name
-        call = self._call(worker, journey)
+        prefill = self._workers[grant.prefill_address] if grant.prefill else None
+        call = self._call(worker, prefill, journey)
         hop_s = self._timing.hop_s
         self._loop.call_later(hop_s, worker.submit, call)
         try:
@@ -254,8 +260,22 @@ class VirtualRouter:
         if call.fate is Fate.LOST:
             self.dispatcher.failed(grant.slot.worker)
             return False
-        grant.finished(cached_tokens=call.cached_tokens, evaluated_tokens=call.evaluated_tokens)
+        self._learn(grant, call)
         return True
+
+    def _learn(self, grant: Grant, call: Call) -> None:
+        """From an answer that is whole."""
+        grant.finished(
+            cached_tokens=call.cached_tokens,
+            evaluated_tokens=call.evaluated_tokens,
+            loaded_blocks=call.loaded_blocks,
+            load_s=call.load_s,
+        )
+        if grant.prefill is not None:
+            if call.prefill_failed:
+                self.dispatcher.prefill_failed(grant.prefill.worker)
+            elif call.handed_off:
+                self.dispatcher.prefilled(grant.prefill.worker)
 
     def _check_taken(self, grant: Grant, call: Call, journey: _Journey) -> None:
         """Raises _NotTaken when it has failed before its first token."""
@@ -266,7 +286,9 @@ class VirtualRouter:
             self.dispatcher.failed(grant.slot.worker)
             raise _NotTaken("WORKER_DIED" if journey.num_answered else "WORKER_UNAVAILABLE")
 
-    def _call(self, worker: VirtualWorker, journey: _Journey) -> Call:
+    def _call(
+        self, worker: VirtualWorker, prefill: VirtualWorker | None, journey: _Journey
+    ) -> Call:
         arrival = journey.arrival
         room = worker.info.max_context_tokens - arrival.prompt_tokens
         return Call(
@@ -275,6 +297,7 @@ class VirtualRouter:
             output_tokens=min(arrival.output_tokens, room),
             batch_class=arrival.request_class == RequestClass.BATCH.value,
             num_answered=journey.num_answered,
+            prefill=prefill,
         )
 
 

@@ -18,15 +18,17 @@ from router.fleet import Announced, Role
 from router.reports import LoadEvent
 from services.core.sampling import Sampling
 from services.core.settings import MeshConfig
+from services.simulation.bringing import Bringing
 from services.simulation.calls import Call, Fate, blank_ids
+from services.simulation.engine import engine_info, measured_budget
 from services.simulation.feeds import Hub
 from services.simulation.lanes import Lane, Run, left
-from worker.engines.contract import EngineInfo, Work
+from services.simulation.store import VirtualStore
 from worker.engines.simulated import step_s
-from worker.messages import Submit
-from worker.pool import BlockPool
+from worker.messages import Source, Submit
+from worker.pool import BlockPool, NewBlock
 from worker.prefix_cache import PrefixCache
-from worker.scheduler import Planned, Scheduler, StepBudget
+from worker.scheduler import Planned, Scheduler
 from worker.sequence import Sequence
 from worker.steps import BESIDE, TOGETHER
 
@@ -48,13 +50,23 @@ class Totals:
 class VirtualWorker:
     """Use it from a virtual loop. It lives until `die`, and again after `live`."""
 
-    def __init__(self, name: str, config: MeshConfig, *, hop_s: float, role: Role = Role.BOTH):
+    def __init__(
+        self,
+        name: str,
+        config: MeshConfig,
+        *,
+        hop_s: float,
+        role: Role = Role.BOTH,
+        store: VirtualStore | None = None,
+    ) -> None:
         self.name = name
         self.role = role
+        self.store = store
+        self.address = f"{name}:7000" if store is None else f"{store.host}:{name}"
         self.totals = Totals()
         self.slowness = 1.0
         self.info = engine_info(config)
-        self._config = config.worker
+        self._config = config
         self._timing = config.worker.simulated
         self._bytes_per_s = self._timing.transfer_gb_per_s * 1e9
         self._hop_s = hop_s
@@ -69,7 +81,7 @@ class VirtualWorker:
         """As membership tells of it."""
         return Announced(
             id=self.hub.holder_id,
-            address=f"{self.name}:7000",
+            address=self.address,
             ready=self.is_alive,
             num_slots=self.info.num_slots,
             max_context_tokens=self.info.max_context_tokens,
@@ -85,12 +97,9 @@ class VirtualWorker:
         self.hub = Hub(f"{self.name}-{self._lives}", f"life {self._lives}", self._load)
         self._pool = BlockPool(np.zeros((self.info.num_blocks, 1), np.uint8))
         self._cache = PrefixCache(self.info, self._pool, self._name)
-        self._budget = StepBudget(
-            max_step_s=self._config.max_step_ms / 1e3,
-            max_batch_tokens=self._config.max_batch_tokens,
-        )
+        self._budget = measured_budget(self._config)
         self._scheduler = Scheduler(self.info, self._cache, self._budget)
-        self._warm_up()
+        self._bringing = Bringing(self, self._config.worker, self.store, hop_s=self._hop_s)
         self._calls: dict[int, Call] = {}
         self._cancelled: list[Call] = []
         kinds = BESIDE if self._timing.decode_overlap else TOGETHER
@@ -109,6 +118,7 @@ class VirtualWorker:
             self._awake.cancel()
             self._awake = None
         self.is_alive = False
+        self._bringing.close()
         for call in self._calls.values():
             self._tell(call, Fate.LOST)
         self._calls = {}
@@ -126,7 +136,7 @@ class VirtualWorker:
         if not self.is_alive:
             self._tell(call, Fate.LOST)
             return
-        if len(self._calls) >= self.info.num_slots + self._config.max_waiting:
+        if len(self._calls) >= self.info.num_slots + self._config.worker.max_waiting:
             self._tell(call, Fate.REFUSED)
             return
         call.request_id = next(self._request_ids)
@@ -158,16 +168,37 @@ class VirtualWorker:
             self._scheduler.check_integrity()
             assert self._pool.num_reserved == 0
 
-    def _warm_up(self) -> None:
-        """A worker takes requests when it has measured itself."""
-        for num_prompt, num_decoding in ((StepBudget.FIRST_TOKENS, 0), (0, 1)):
-            prompt = [Work(0, 0, blank_ids(num_prompt), wants_logits=False)] * (num_prompt > 0)
-            decoding = [Work(0, 0, blank_ids(1), wants_logits=True)] * num_decoding
-            self._budget.observe(
-                num_prompt=num_prompt,
-                num_decoding=num_decoding,
-                step_s=step_s(self._timing, prompt + decoding),
-            )
+    # --- what comes from elsewhere
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        return self._budget.prefill_tokens_per_s
+
+    def usable(self, sequence: Sequence) -> list[NewBlock]:
+        num_blocks = (sequence.num_input - 1) // self.info.block_tokens
+        return self._calls[sequence.request_id].prefix.blocks(0, num_blocks)
+
+    def take_first(self, sequence: Sequence, remote: Call) -> None:
+        call = self._calls[sequence.request_id]
+        call.cached_tokens = remote.cached_tokens
+        call.evaluated_tokens = remote.evaluated_tokens
+        self._loop.call_later(self._hop_s, call.begin)
+        sequence.answer.append(0)
+        if not left(sequence, self.info):
+            sequence.finished = True
+            self._finish(sequence)
+            self._wake()
+
+    def take_tokens(self, sequence: Sequence, num_tokens: int) -> None:
+        self._copy(-(-num_tokens // self.info.block_tokens))
+        sequence.num_computed += num_tokens
+        sequence.num_cached += num_tokens
+
+    def compute(self, sequence: Sequence) -> None:
+        sequence.held = False
+        for lane in self._lanes:
+            self._cut(lane)
+        self._wake()
 
     # --- the loop: receive, schedule, run, publish
 
@@ -178,7 +209,11 @@ class VirtualWorker:
     def _turn(self) -> None:
         self._awake = None
         self._release_cancelled()
-        self._scheduler.admit()
+        for sequence in self._scheduler.admit():
+            if sequence.held:
+                # Whoever brings its blocks must know which are here, and that there is room.
+                self._start(sequence)
+                self._bringing.begin(self._calls[sequence.request_id], sequence)
         for lane in self._lanes:
             if lane.run is None:
                 self._begin(lane)
@@ -204,7 +239,7 @@ class VirtualWorker:
         if not lane.kinds.decodes:
             return 1
         running = self._scheduler.running()
-        if lane.kinds.prompts and any(sequence.prefilling for sequence in running):
+        if lane.kinds.prompts and any(each.prefilling and not each.held for each in running):
             return 1
         return min(left(item.sequence, self.info) for item in planned)
 
@@ -221,13 +256,17 @@ class VirtualWorker:
         self._count(run)
         first, ended = [], []
         for sequence, work in run.planned:
+            if sequence.for_another:
+                self._send(sequence, len(work.tokens))
             sequence.num_computed += len(work.tokens) + run.num_steps - 1
             if not work.wants_logits:
                 continue
             if not sequence.has_first_token:
                 first.append(sequence)
             sequence.answer += [0] * run.num_steps
-            if not left(sequence, self.info):
+            if sequence.for_another:
+                self._hand_over(sequence)
+            elif not left(sequence, self.info):
                 sequence.finished = True
                 ended.append(sequence)
         for sequence in first:
@@ -272,6 +311,8 @@ class VirtualWorker:
             batch_class=call.batch_class,
             submitted_s=call.submitted_s,
             answer_ids=(0,) * call.num_answered,
+            source=Source.HOLD if self._bringing.may_bring(call) else Source.COMPUTE,
+            export_from=call.export_from,
         )
 
     def _name(self, sequence: Sequence, num_blocks: int) -> None:
@@ -285,6 +326,8 @@ class VirtualWorker:
             sequence.started_s = self._loop.time()
             self.totals.num_requests += 1
             self.totals.prompt_tokens += sequence.num_input
+            if sequence.for_another:
+                self._send(sequence, sequence.num_cached - (sequence.submit.export_from or 0))
 
     def _keep(self, sequence: Sequence, *, ending: bool = False) -> None:
         """Cache the full blocks that the pool lacks, once they are due."""
@@ -302,6 +345,24 @@ class VirtualWorker:
         call.evaluated_tokens = sequence.num_evaluated
         self._loop.call_later(self._hop_s, call.begin)
 
+    def _send(self, sequence: Sequence, num_tokens: int) -> None:
+        """To the worker that it is computed for, beside the steps, one after the other."""
+        call = self._calls[sequence.request_id]
+        sending_s = max(0, num_tokens) * self.info.token_bytes / self._bytes_per_s
+        call.sent_s = max(call.sent_s, self._loop.time()) + sending_s
+
+    def _hand_over(self, sequence: Sequence) -> None:
+        """Its slot is free when the other worker has got all its KV."""
+        sequence.finished = True
+        call = self._calls[sequence.request_id]
+        self._loop.call_at(call.sent_s, self._handed_over, call, sequence)
+
+    def _handed_over(self, call: Call, sequence: Sequence) -> None:
+        if self._calls.get(call.request_id) is call:
+            self._finish(sequence)
+            self._publish()
+            self._wake()
+
     def _finish(self, sequence: Sequence) -> None:
         call = self._calls[sequence.request_id]
         call.num_answered = len(sequence.answer)
@@ -314,7 +375,7 @@ class VirtualWorker:
         if sequence.finished:
             self._keep(sequence, ending=True)
         self._scheduler.remove(request_id)
-        del self._calls[request_id]
+        self._bringing.end(self._calls.pop(request_id))
         self.hub.load_changed()
 
     def _release_cancelled(self) -> None:
@@ -353,6 +414,8 @@ class VirtualWorker:
     def _publish(self) -> None:
         events = self._pool.take_events()
         self.hub.publish((block.prefix_key for block in events.stored), events.evicted)
+        if self.store is not None and events.stored:
+            self.store.put(events.stored)
         self.hub.load_changed()
 
     def _load(self) -> LoadEvent:
@@ -364,22 +427,3 @@ class VirtualWorker:
             num_blocks_reserved=self._pool.num_reserved,
             num_blocks_total=self._pool.num_blocks,
         )
-
-
-def engine_info(config: MeshConfig) -> EngineInfo:
-    """As the simulated engine says of itself, without a model."""
-    timing = config.worker.simulated
-    block_tokens = config.mesh.block_tokens
-    return EngineInfo(
-        name="simulated",
-        model="virtual",
-        fingerprint=b"virtual",
-        vocabulary_size=1,
-        eos_token_ids=(),
-        num_slots=config.worker.num_slots,
-        max_context_tokens=min(config.worker.max_context_tokens, timing.num_blocks * block_tokens),
-        block_tokens=block_tokens,
-        block_bytes=block_tokens * timing.kv_bytes_per_token,
-        num_blocks=timing.num_blocks,
-        kv_in_pool=True,
-    )
