@@ -62,6 +62,7 @@ class Hub:
         # In the order in which they came.
         self._keys: dict[bytes, None] = {}
         self._lines: list[Line] = []
+        self.is_closed = False
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._keys
@@ -71,6 +72,12 @@ class Hub:
 
     def disconnect(self, line: Line) -> None:
         self._lines.remove(line)
+
+    def close(self) -> None:
+        """Its holder has died: every feed breaks."""
+        self.is_closed = True
+        for line in self._lines:
+            line.lose()
 
     def snapshot(self) -> Report:
         load = self._load() if self._load else None
@@ -150,6 +157,12 @@ class Line:
             self._loop.call_later(NOTICE_S, self._notice, self._opening)
         self._trouble = trouble
 
+    def lose(self) -> None:
+        """It breaks. The router sees that, unless nothing gets through to it."""
+        self.end()
+        after_s = NOTICE_S if self._trouble.cut else self._delay_s
+        self._loop.call_later(after_s, self._deafen, self._opening)
+
     def close(self) -> None:
         self.end()
         self.hub.disconnect(self)
@@ -181,7 +194,7 @@ class Line:
                 self._load_timer = self._loop.call_at(due_s, self._tell_load)
 
     def _begin(self, opening: int) -> None:
-        if opening != self._opening:
+        if opening != self._opening or self.hub.is_closed:
             return
         if self._trouble.cut:
             self._loop.call_later(REOPEN_S, self._begin, opening)
@@ -193,8 +206,12 @@ class Line:
 
     def _notice(self, opening: int) -> None:
         if opening == self._opening and self._trouble.cut:
-            self._listener.deaf(self.hub.holder_id)
+            self._deafen(opening)
             self._reopen()
+
+    def _deafen(self, opening: int) -> None:
+        if opening == self._opening:
+            self._listener.deaf(self.hub.holder_id)
 
     def _reopen(self) -> None:
         self.end()

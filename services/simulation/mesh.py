@@ -15,12 +15,13 @@ from services.core.config import Snapshot
 from services.core.settings import MeshConfig
 from services.core.workload import Arrival
 from services.simulation.clock import run
+from services.simulation.core import Totals
 from services.simulation.engine import engine_info
 from services.simulation.faults import Fault, steps
 from services.simulation.feeds import Trouble
 from services.simulation.router import Outcome, Timing, VirtualRouter
 from services.simulation.store import StorePlan, VirtualStore
-from services.simulation.worker import Totals, VirtualWorker
+from services.simulation.worker import VirtualWorker
 
 # What is still on its way when the last request has ended arrives within this time.
 SETTLE_S = 5.0

@@ -78,12 +78,28 @@ def test_a_second_after_a_death_requests_are_as_fast_as_the_rest_allow() -> None
     assert after <= 1.5 * median_ttft_s(between(three, 9.0, 12.0))
 
 
-def test_a_worker_that_comes_back_begins_empty_and_takes_its_share() -> None:
-    result = under(Death(4.0, worker=1, returns_after_s=1.0))
-    assert errors(result.outcomes) == []
-    later = between(result.outcomes, 7.0, 15.0)
+def test_a_worker_that_comes_back_takes_its_share_of_a_load_that_needs_it() -> None:
+    plan = MeshPlan(
+        config=configure(),
+        num_workers=4,
+        num_routers=2,
+        faults=(Death(4.0, worker=1, returns_after_s=1.0),),
+    )
+    outcomes = replay(shared_prefixes(num_requests=1800, rate=3 * RATE), plan).outcomes
+    assert errors(outcomes) == []
+    later = between(outcomes, 7.0, 15.0)
     share = sum(each.worker == "worker-1" for each in later) / len(later)
-    assert 0.15 < share < 0.4
+    assert 0.1 < share < 0.4
+
+
+def test_a_worker_that_dies_with_requests_in_its_queue_tells_nothing_more() -> None:
+    plan = MeshPlan(
+        config=configure(worker={"num_slots": 64, "simulated": {"num_blocks": 64}}),
+        num_workers=2,
+        faults=(Death(1.05, worker=0),),
+    )
+    arrivals = [Arrival(1.0 + index / 1000, (), 2000, 200) for index in range(20)]
+    assert errors(replay(arrivals, plan).outcomes) == []
 
 
 def test_ten_flaps_a_second_lose_nothing() -> None:
