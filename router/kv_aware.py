@@ -3,7 +3,8 @@
 The cost of a worker, in seconds, is what a request sent there would wait for and take:
 
     work queued there + room for its KV + what is loaded + what is computed
-    + what evens out work: with x seconds of it given lately above the least, x * x / EVEN_S
+    + what evens out work: with x seconds of it lately above the least, which had l seconds,
+      EVENNESS * x * x / (l + FIRST_WORK_S)
 
 Least cost wins. Whoever has the longest prefix wins only while that is worth more than what
 else the worker has to do: where all prompts begin alike, the longest prefix would send them
@@ -23,7 +24,10 @@ from router.prefix_index import Reach, bits_of
 from router.prompt import Choice, Considered, Prompt
 from router.work import FIRST_LOAD_SHARE
 
-EVEN_S = 10.0
+# 5 % above the least count as they are.
+EVENNESS = 20.0
+# Less work than this says nothing yet.
+FIRST_WORK_S = 100.0
 # Workers let a prompt wait for others until about this many times its own computing time:
 # short prompts pass long ones (worker/scheduler.py).
 PATIENCE = 4.0
@@ -62,6 +66,7 @@ class KvAware:
         views, typical_token_s = self._knowledge.views, self._knowledge.typical_token_s
         scale = self._knowledge.scale(now_s)
         least = min([views[worker].load.recent_s for worker in candidates])
+        evenness = EVENNESS / (least / scale + FIRST_WORK_S)
         num_tokens, block_tokens = prompt.num_tokens, prompt.block_tokens
         step_tokens = self._step_tokens
         costs = []
@@ -69,24 +74,22 @@ class KvAware:
             view = views[worker]
             load = view.load
             token_s = load.token_s or typical_token_s
-            uncached = num_tokens
-            excess_s = (load.recent_s - least) / scale
-            cost_s = min(excess_s * excess_s / EVEN_S, num_tokens * token_s)
-            if blocks:
-                held = blocks.get(view.bit)
-                if held:
-                    uncached -= int(held * load.trust) * block_tokens
-            work_s = uncached * token_s
+            work_s = full_s = num_tokens * token_s
+            cached = 0
+            if blocks and (held := blocks.get(view.bit)):
+                cached = int(held * load.trust) * block_tokens
+                work_s -= cached * token_s
             if view.store is not None:
-                here = (num_tokens - uncached) // block_tokens
+                here = cached // block_tokens
                 work_s -= _saved_by_loading(view, blocks, here, block_tokens, token_s)
-            cost_s += work_s
+            excess_s = (load.recent_s - least) / scale
+            even_s = evenness * excess_s * excess_s
+            cost_s = work_s + (even_s if even_s < full_s else full_s)
             if load.is_busy:
                 cost_s += min(load.queue_s(now_s), PATIENCE * work_s + step_tokens * token_s)
-            if load.num_free_blocks is not None:
-                num_blocks = uncached // block_tokens + 1
-                if num_blocks > load.num_free_blocks:
-                    cost_s += load.room_wait_s(num_blocks)
+            num_free = load.num_free_blocks
+            if num_free is not None and num_tokens - cached > num_free * block_tokens:
+                cost_s += load.room_wait_s((num_tokens - cached) // block_tokens + 1)
             costs.append(cost_s)
         return costs
 
