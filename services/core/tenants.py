@@ -35,6 +35,8 @@ class Tenants:
         self.required = bool(config.tenants) or config.router.require_credentials
 
     def by_key(self, key: str) -> Tenant | None:
+        if not key:
+            return None  # whatever the configuration holds
         return self._by_credential.get(hash_key(key))
 
     def by_identities(self, names: Iterable[str]) -> Tenant | None:

@@ -207,7 +207,7 @@ def is_loopback(host: str) -> bool:
         return False
     try:
         found = [bare] if _is_address(bare) else _look_up(bare)
-    except OSError:
+    except (OSError, UnicodeError):
         return False
     return bool(found) and all(ipaddress.ip_address(each).is_loopback for each in found)
 

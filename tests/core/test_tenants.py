@@ -47,6 +47,12 @@ def test_the_hash_of_a_key_in_a_certificate_is_no_key() -> None:
     assert tenants.by_key(hash_key(key)) is None
 
 
+def test_the_hash_of_nothing_lets_nobody_in() -> None:
+    tenants = Tenants(parse({"tenants": {"acme": {"key_hashes": hash_key("")}}}))
+
+    assert tenants.by_key("") is None
+
+
 def test_without_tenants_nobody_is_asked() -> None:
     assert not Tenants(MeshConfig()).required
 

@@ -27,7 +27,8 @@ from tests.runtime.waiting import eventually
 
 
 @pytest.mark.parametrize(
-    "listen", ["nonsense", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", "no.such.host.:80"]
+    "listen",
+    ["nonsense", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", "a..b:80", "no.such.host.:80"],
 )
 async def test_an_address_that_is_none_is_refused(listen: str) -> None:
     async with ControlNode(config=simulated()) as control:
