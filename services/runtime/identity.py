@@ -30,6 +30,7 @@ from services.runtime.interceptor import (
     Context,
     Handler,
     WrappingInterceptor,
+    behaviour_of,
     checked,
     write_all,
 )
@@ -120,7 +121,7 @@ class CallerInterceptor(WrappingInterceptor):
         return respond
 
     def _taking_a_stream(self, handler: Handler) -> Behaviour:
-        behaviour = _behaviour_of(handler)
+        behaviour = behaviour_of(handler)
 
         async def respond(requests: Any, context: Context) -> Any:
             given = requests
@@ -210,14 +211,6 @@ def certified_names(context: Context) -> tuple[str, ...]:
 
 def _values(pairs: Iterable[tuple[str, str | bytes]], key: str) -> Iterator[str]:
     return (str(value) for name, value in pairs if name == key)
-
-
-def _behaviour_of(handler: Handler) -> Behaviour:
-    behaviour = (
-        handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-    )
-    assert behaviour is not None
-    return behaviour
 
 
 async def _only_message(context: Context, timeout_s: float) -> Any:
