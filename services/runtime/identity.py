@@ -165,7 +165,7 @@ def identify(tenants: Tenants, metadata: Metadata, names: Iterable[str]) -> Tena
     pairs = tuple(metadata)
     names = tuple(names)
     keys = keys_in(pairs)
-    found = {tenant.name: tenant for name in names if (tenant := tenants.by_identities([name]))}
+    found = {tenant.name: tenant for name in names if (tenant := tenants.by_identity(name))}
     for key in keys:
         tenant = tenants.by_key(key)
         if tenant is None:
