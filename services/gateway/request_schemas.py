@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from services.core.keys import MAX_SALT_CHARACTERS
 from services.core.sampling import (
     MAX_LOGPROBS,
     MAX_STOP_CHARACTERS,
@@ -20,7 +21,7 @@ from services.gateway.json_schema import (
     optional,
     ref,
 )
-from services.gateway.request import MAX_INT64, MAX_SALT_CHARACTERS
+from services.gateway.request import MAX_INT64
 from services.gateway.served import Served
 from services.gateway.tools import MAX_TOOLS
 
