@@ -123,13 +123,14 @@ async def test_only_who_is_ready_counts() -> None:
         model="m",
         worker=control_pb2.WorkerCapacity(max_context_tokens=100),
     )
-    starting, prefill, foreign = (control_pb2.Member() for _ in range(3))
-    for each in (starting, prefill, foreign):
+    larger, starting, prefill, foreign = (control_pb2.Member() for _ in range(4))
+    for each in (larger, starting, prefill, foreign):
         each.CopyFrom(worker)
+    larger.worker.max_context_tokens = 200
     starting.state = control_pb2.MEMBER_STATE_STARTING
     prefill.worker.role = control_pb2.WORKER_ROLE_PREFILL
     foreign.model = "other"
 
-    found = read_members([worker, starting, prefill, foreign, router_member("a:1")], "m")
+    found = read_members([larger, worker, starting, prefill, foreign, router_member("a:1")], "m")
 
-    assert found == ({"a:1": "router-that-is-not"}, 1, 100)
+    assert found == ({"a:1": "router-that-is-not"}, 2, 100)
