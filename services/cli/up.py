@@ -22,6 +22,7 @@ from services.cli.folders import remove_stale_runs
 from services.cli.logs import RunLogs
 from services.cli.mesh import LocalMesh, MeshPlan
 from services.cli.plans import plan_mesh
+from services.cli.rpc import API_KEY_VARIABLE
 from services.cli.screen import Screen
 from services.cli.settings import parse_assignments
 from services.cli.shell import run_shell_command
@@ -157,8 +158,8 @@ async def _serve(
         print_endpoints(
             mesh.router, mesh.control, _http_edge(mesh, config), tls=mesh.tls, simulated=simulated
         )
-        if config.tenants and not os.environ.get("FIRSTTOKEN_API_KEY"):
-            screen.report("mesh", "answers no first prompt: a caller needs FIRSTTOKEN_API_KEY")
+        if config.tenants and not os.environ.get(API_KEY_VARIABLE):
+            screen.report("mesh", f"answers no first prompt: a caller needs {API_KEY_VARIABLE}")
         elif not arguments.no_prompt:
             await mesh.run_beside(answer_first_prompt(mesh.router, mesh.tls))
         screen.report("mesh", "serves until Ctrl-C")
