@@ -15,14 +15,13 @@ from services.control.node import ControlNode
 from services.gateway.node import GatewayNode
 from services.gateway.upstream import read_members
 from services.runtime.membership import ControlClient
-from tests.gateway.edges import Edge, chat_body, open_http, refusal, run_edge
+from tests.gateway.edges import CHAT, Edge, chat_body, open_http, refusal, run_edge
 from tests.router.meshes import simulated
 from tests.runtime.ports import free_port
 from tests.runtime.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CHAT = "/v1/chat/completions"
 BODY = chat_body(max_tokens=2)
 
 
