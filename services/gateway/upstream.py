@@ -145,11 +145,13 @@ class MeshAnswer:
 
     async def close(self) -> None:
         """Ends the call where it is; a complete one has ended by itself. May be called twice."""
-        if self._call is not None and self._is_complete:
-            # Its status is on the way: a call that was cancelled now would look aborted.
-            with contextlib.suppress(MeshError):
-                await _read(self._call)
-        self._release()
+        try:
+            if self._call is not None and self._is_complete:
+                # Its status is on the way: a call that was cancelled now would look aborted.
+                with contextlib.suppress(MeshError):
+                    await _read(self._call)
+        finally:
+            self._release()
 
     async def _first(self) -> Response | None:
         deadline_s = time.monotonic() + self._timeout_s
