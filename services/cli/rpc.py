@@ -28,6 +28,7 @@ from services.runtime.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, MESH_NAME,
 T = TypeVar("T")
 
 TIMEOUT_S = 10.0
+API_KEY_VARIABLE = "FIRSTTOKEN_API_KEY"
 
 
 def add_control_option(parser: argparse.ArgumentParser) -> None:
@@ -51,9 +52,9 @@ def add_router_option(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--api-key",
-        default=os.environ.get("FIRSTTOKEN_API_KEY") or None,
+        default=os.environ.get(API_KEY_VARIABLE) or None,
         metavar="KEY",
-        help="who is calling (default: FIRSTTOKEN_API_KEY, which others on this machine cannot"
+        help=f"who is calling (default: {API_KEY_VARIABLE}, which others on this machine cannot"
         " see, as they can a command line)",
     )
     add_tls_option(parser)

@@ -69,13 +69,13 @@ class Generation:
             MeshAnswer(gateway.routers, request, metadata, timeout_s=timeout_s)
             for request in ask.requests
         ]
-        try:
-            async with exchange.while_client_waits():
-                await (self._stream if ask.told.stream else self._whole)(ask, telling, answers)
-        finally:
+        answer_all = self._stream if ask.told.stream else self._whole
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self._account, telling)
             for answer in answers:
-                await answer.close()
-            self._account(telling)
+                stack.push_async_callback(answer.close)
+            async with exchange.while_client_waits():
+                await answer_all(ask, telling, answers)
 
     async def _read(self) -> Ask:
         gateway, exchange = self._gateway, self._exchange

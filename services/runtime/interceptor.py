@@ -72,6 +72,14 @@ class ErrorInterceptor(WrappingInterceptor):
         return _wrap(handler, method)
 
 
+def behaviour_of(handler: Handler) -> Behaviour:
+    behaviour = (
+        handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    )
+    assert behaviour is not None
+    return behaviour
+
+
 async def write_all(responses: Any, context: Context) -> None:
     """`responses`: what a handler with a stream of responses returned."""
     if isinstance(responses, Awaitable):  # it calls context.write itself

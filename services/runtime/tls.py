@@ -153,6 +153,7 @@ class Tls:
         )
 
     def _read(self) -> TlsFiles:
+        # Its imports take time that a process without TLS is spared.
         from services.runtime.certificates import check_files
 
         paths = [self.directory / name for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE)]

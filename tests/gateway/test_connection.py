@@ -273,23 +273,27 @@ async def test_a_line_end_between_requests_keeps_no_connection(edge: Edge) -> No
 async def test_a_client_that_takes_nothing_is_cut_off_however_it_goes_on(
     edge: Edge, ending: bytes
 ) -> None:
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-    sock.setblocking(False)
     host, _, port = edge.node.address.rpartition(":")
     loop = asyncio.get_running_loop()
-    await loop.sock_connect(sock, (host, int(port)))
     many = chat_body(max_tokens=1500, ignore_eos=True, stream=True, n=8, logprobs=True)
-    await loop.sock_sendall(sock, request_bytes(CHAT, {**many, "top_logprobs": 5}))
-    server = edge.node.server
-    [connection] = server._state.connections
-    assert isinstance(connection, Connection)
-    await eventually(lambda: connection.flow.write_paused)
-    await loop.sock_sendall(sock, ending)
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        sock.setblocking(False)
+        await loop.sock_connect(sock, (host, int(port)))
+        await loop.sock_sendall(sock, request_bytes(CHAT, {**many, "top_logprobs": 5}))
+        server = edge.node.server
+        here = sock.getsockname()
 
-    await eventually(lambda: not server.num_connections, "the connection to be cut")
-    await edge.idle()
-    sock.close()
+        def is_full() -> bool:
+            all_of_them = server._state.connections
+            ours = [each for each in all_of_them if getattr(each, "client", None) == here]
+            return any(isinstance(each, Connection) and each.flow.write_paused for each in ours)
+
+        await eventually(is_full)
+        await loop.sock_sendall(sock, ending)
+
+        await edge.idle()
+        await eventually(lambda: server.num_connections <= 1, "the connection to be cut")
 
 
 async def test_another_coding_than_chunked_is_refused(edge: Edge) -> None:

@@ -11,13 +11,12 @@ import pytest_asyncio
 from services.core.config import flatten, nest, parse
 from services.core.settings import MeshConfig
 from services.core.tenants import hash_key
-from tests.gateway.edges import MODEL, Edge, chat_body, refusal, run_edge
+from tests.gateway.edges import CHAT, COMPLETION, MODEL, Edge, chat_body, refusal, run_edge
 from tests.router.meshes import configure, simulated
 from tests.runtime.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 KEY, GOOD = "ft-acme", {"authorization": "Bearer ft-acme"}
 BODY = {**chat_body(max_tokens=1), "prompt": "Once"}
 
