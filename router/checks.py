@@ -9,11 +9,10 @@ from firsttoken.common.v1 import common_pb2
 from firsttoken.router.v1 import inference_pb2
 from router.admission import RequestClass
 from services.core.errors import InvalidArgument, PermissionDenied, Violation
+from services.core.keys import MAX_SALT_CHARACTERS
 from services.core.tenants import ANYBODY, Tenant
 from services.core.tokens import BYTES_PER_TOKEN
 from services.runtime.protocol import is_batch, sampling_from_proto, tenant_of
-
-MAX_SALT_CHARACTERS = 256
 
 
 class Bounds(NamedTuple):

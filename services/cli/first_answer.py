@@ -51,7 +51,7 @@ def print_endpoints(
 
 async def answer_first_prompt(router: str, tls: Tls | None) -> None:
     """A mesh that cannot answer says why, and goes on running: the logs may tell more."""
-    api_key = os.environ.get("FIRSTTOKEN_API_KEY")
+    api_key = os.environ.get(rpc.API_KEY_VARIABLE)
     print(f"> {PROMPT}", flush=True)
     prompt = Prompt([{"role": "user", "content": PROMPT}])
     try:

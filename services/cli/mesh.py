@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from services.cli.failures import Failure
 from services.cli.logs import RunLogs
@@ -20,6 +20,7 @@ from services.runtime.tls import Tls
 
 T = TypeVar("T")
 
+ANY_PORT = "127.0.0.1:0"
 CONTROL, TOKENIZER, WORKER, ROUTER = "services.control", "services.tokenizer", "worker", "router"
 KVSTORE, REDIS, GATEWAY = "kvstore", "services.cli.local_redis", "services.gateway"
 # Nothing new comes in, then what is running ends, then what it needed.
@@ -33,12 +34,24 @@ class Report(Protocol):
         """Show one line about a service."""
 
 
+class Listens(NamedTuple):
+    """Where those listen that others call: host:port, with port 0 for any.
+
+    `http`: the gateway; "" starts none. `mtls`: the router's port for certificates, if any.
+    """
+
+    router: str = ANY_PORT
+    control: str = ANY_PORT
+    http: str = ""
+    mtls: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshPlan:
-    """What to start. `config_file` is TOML; addresses are host:port, with port 0 for any.
+    """What to start. `config_file` is TOML.
 
     `redis_socket`: run a Redis of our own that listens there. `tls_dir`: certificates of
-    all; without it nothing is encrypted. `http_listen`: the gateway's; "" starts none.
+    all; without it nothing is encrypted.
     """
 
     config_file: Path
@@ -47,11 +60,8 @@ class MeshPlan:
     with_kvstore: bool = True
     redis_socket: Path | None = None
     redis_max_mb: int = 0
-    router_listen: str
-    control_listen: str
-    http_listen: str = ""
+    listens: Listens
     tls_dir: Path | None = None
-    mtls_listen: str = ""
 
 
 class LocalMesh:
@@ -92,7 +102,7 @@ class LocalMesh:
     @property
     def http(self) -> str:
         """The gateway's URL; "" where there is none."""
-        if not self._plan.http_listen:
+        if not self._plan.listens.http:
             return ""
         return f"{'https' if self.tls else 'http'}://{self._address(GATEWAY)}"
 
@@ -203,7 +213,7 @@ def _control(plan: MeshPlan) -> Service:
         name="control",
         module=CONTROL,
         arguments=("--config", str(plan.config_file), *_tls(plan)),
-        listen=plan.control_listen,
+        listen=plan.listens.control,
         keeps_address=True,
     )
 
@@ -218,7 +228,7 @@ def _redis(plan: MeshPlan) -> list[Service]:
 
 def _members(plan: MeshPlan, control: str) -> list[Service]:
     joined = ("--control", control, *_tls(plan))
-    mtls = ("--mtls-listen", plan.mtls_listen) if plan.mtls_listen else ()
+    mtls = ("--mtls-listen", plan.listens.mtls) if plan.listens.mtls else ()
     return [
         *([Service(name="kvstore", module=KVSTORE, arguments=joined)] * plan.with_kvstore),
         Service(name="tokenizer", module=TOKENIZER, arguments=joined),
@@ -227,7 +237,7 @@ def _members(plan: MeshPlan, control: str) -> list[Service]:
             name="router",
             module=ROUTER,
             arguments=(*joined, *mtls),
-            listen=plan.router_listen,
+            listen=plan.listens.router,
             keeps_address=True,
         ),
         *_gateways(plan, joined),
@@ -235,14 +245,14 @@ def _members(plan: MeshPlan, control: str) -> list[Service]:
 
 
 def _gateways(plan: MeshPlan, joined: tuple[str, ...]) -> list[Service]:
-    if not plan.http_listen:
+    if not plan.listens.http:
         return []
     return [
         Service(
             name="gateway",
             module=GATEWAY,
             arguments=joined,
-            listen=plan.http_listen,
+            listen=plan.listens.http,
             keeps_address=True,
         )
     ]

@@ -12,13 +12,11 @@ from urllib.parse import quote
 
 from services.cli import local_redis
 from services.cli.logs import RunLogs
-from services.cli.mesh import LocalMesh, MeshPlan
+from services.cli.mesh import ANY_PORT, Listens, LocalMesh, MeshPlan
 from services.cli.restarts import RestartPolicy
 from services.cli.settings import to_toml
 from services.core.config import flatten, nest, parse
 from services.core.settings import MeshConfig
-
-ANY_PORT = "127.0.0.1:0"
 
 
 def plan_mesh(
@@ -28,11 +26,8 @@ def plan_mesh(
     num_workers: int,
     num_prefill_workers: int = 0,
     with_kvstore: bool = True,
-    router_listen: str = ANY_PORT,
-    control_listen: str = ANY_PORT,
-    http_listen: str = "",
+    listens: Listens,
     tls_dir: Path | None = None,
-    mtls_listen: str = "",
 ) -> MeshPlan:
     """`directory`: where the configuration goes. Says on stderr what this machine lacks."""
     with_kvstore = with_kvstore and can_share_memory()
@@ -46,11 +41,8 @@ def plan_mesh(
         with_kvstore=with_kvstore,
         redis_socket=redis_socket,
         redis_max_mb=config.kvstore.local_redis_mb,
-        router_listen=router_listen,
-        control_listen=control_listen,
-        http_listen=http_listen,
+        listens=listens,
         tls_dir=tls_dir,
-        mtls_listen=mtls_listen,
     )
 
 
@@ -73,7 +65,7 @@ async def run_quiet_mesh(
             num_workers=num_workers,
             num_prefill_workers=num_prefill_workers,
             with_kvstore=with_kvstore,
-            http_listen=ANY_PORT if with_gateway else "",
+            listens=Listens(http=ANY_PORT if with_gateway else ""),
         )
         with RunLogs(directory, least_level=logging.CRITICAL) as logs:
             mesh = LocalMesh(plan, logs=logs, report=lambda name, text: None, restarts=restarts)

@@ -29,6 +29,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 TIMEOUT_S = 10.0
+API_KEY_VARIABLE = "FIRSTTOKEN_API_KEY"
 
 
 def add_control_option(parser: argparse.ArgumentParser) -> None:
@@ -52,9 +53,9 @@ def add_router_option(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--api-key",
-        default=os.environ.get("FIRSTTOKEN_API_KEY") or None,
+        default=os.environ.get(API_KEY_VARIABLE) or None,
         metavar="KEY",
-        help="who is calling (default: FIRSTTOKEN_API_KEY, which others on this machine cannot"
+        help=f"who is calling (default: {API_KEY_VARIABLE}, which others on this machine cannot"
         " see, as they can a command line)",
     )
     add_tls_option(parser)

@@ -6,8 +6,9 @@ import json
 import shlex
 from typing import NamedTuple
 
+from services.cli.rpc import API_KEY_VARIABLE
+
 QUESTION = "Why is the sky blue?"
-KEY_VARIABLE = "FIRSTTOKEN_API_KEY"
 
 
 class HttpEdge(NamedTuple):
@@ -26,13 +27,13 @@ def curl_command(edge: HttpEdge) -> str:
         parts += ["--cacert", shlex.quote(edge.ca_file)]
     parts += [f"{edge.url}/v1/chat/completions", "-H", "'content-type: application/json'"]
     if edge.asks_for_key:
-        parts += ["-H", f'"authorization: Bearer ${KEY_VARIABLE}"']
+        parts += ["-H", f'"authorization: Bearer ${API_KEY_VARIABLE}"']
     return " ".join([*parts, "-d", shlex.quote(json.dumps(body))])
 
 
 def python_lines(edge: HttpEdge) -> list[str]:
     """With the package `openai`."""
-    key = f'os.environ["{KEY_VARIABLE}"]' if edge.asks_for_key else '"none"'
+    key = f'os.environ["{API_KEY_VARIABLE}"]' if edge.asks_for_key else '"none"'
     arguments = [f'base_url="{edge.url}/v1"', f"api_key={key}"]
     imports = ["import os"] if edge.asks_for_key else []
     imports += ["from openai import OpenAI"]

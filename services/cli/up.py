@@ -20,8 +20,9 @@ from services.cli.failures import CANNOT_START, Failure
 from services.cli.first_answer import answer_first_prompt, describe_openness, print_endpoints
 from services.cli.folders import remove_stale_runs
 from services.cli.logs import RunLogs
-from services.cli.mesh import LocalMesh, MeshPlan
+from services.cli.mesh import Listens, LocalMesh, MeshPlan
 from services.cli.plans import plan_mesh
+from services.cli.rpc import API_KEY_VARIABLE
 from services.cli.screen import Screen
 from services.cli.settings import parse_assignments
 from services.cli.shell import run_shell_command
@@ -74,13 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     config = _configuration(arguments)
-    defaults = (0, 0, 0) if arguments.exec else (ROUTER_PORT, CONTROL_PORT, HTTP_PORT)
-    router_listen = _listen("--port", arguments.port, defaults[0])
-    control_listen = _listen("--control-port", arguments.control_port, defaults[1])
-    http_listen = (
-        "" if arguments.no_gateway else _listen("--http-port", arguments.http_port, defaults[2])
-    )
-    mtls_listen = _mtls_listen(arguments)
+    listens = _listens(arguments)
     tls_dir = _tls_dir(Path(arguments.tls).absolute()) if arguments.tls else None
     remove_stale_runs()
 
@@ -93,11 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
         num_workers=arguments.workers,
         num_prefill_workers=arguments.prefill_workers,
         with_kvstore=not arguments.no_kvstore,
-        router_listen=router_listen,
-        control_listen=control_listen,
-        http_listen=http_listen,
+        listens=listens,
         tls_dir=tls_dir,
-        mtls_listen=mtls_listen,
     )
     level = logging.DEBUG if arguments.verbose else logging.WARNING
     try:
@@ -157,8 +149,8 @@ async def _serve(
         print_endpoints(
             mesh.router, mesh.control, _http_edge(mesh, config), tls=mesh.tls, simulated=simulated
         )
-        if config.tenants and not os.environ.get("FIRSTTOKEN_API_KEY"):
-            screen.report("mesh", "answers no first prompt: a caller needs FIRSTTOKEN_API_KEY")
+        if config.tenants and not os.environ.get(API_KEY_VARIABLE):
+            screen.report("mesh", f"answers no first prompt: a caller needs {API_KEY_VARIABLE}")
         elif not arguments.no_prompt:
             await mesh.run_beside(answer_first_prompt(mesh.router, mesh.tls))
         screen.report("mesh", "serves until Ctrl-C")
@@ -215,12 +207,17 @@ def _tls_dir(directory: Path) -> Path:
         raise Failure(str(error), exit_status=CANNOT_START) from None
 
 
-def _mtls_listen(arguments: argparse.Namespace) -> str:
-    if arguments.mtls_port is None:
-        return ""
-    if arguments.tls is None:
+def _listens(arguments: argparse.Namespace) -> Listens:
+    has_mtls, has_http = arguments.mtls_port is not None, not arguments.no_gateway
+    if has_mtls and arguments.tls is None:
         raise Failure("--mtls-port needs --tls", exit_status=CANNOT_START)
-    return _listen("--mtls-port", arguments.mtls_port, 0)
+    defaults = (0, 0, 0) if arguments.exec else (ROUTER_PORT, CONTROL_PORT, HTTP_PORT)
+    return Listens(
+        router=_listen("--port", arguments.port, defaults[0]),
+        control=_listen("--control-port", arguments.control_port, defaults[1]),
+        http=_listen("--http-port", arguments.http_port, defaults[2]) if has_http else "",
+        mtls=_listen("--mtls-port", arguments.mtls_port, 0) if has_mtls else "",
+    )
 
 
 def _listen(option: str, port: int | None, default: int) -> str:

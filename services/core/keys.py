@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from services.core.tokens import BYTES_PER_TOKEN
 
 KEY_BYTES = 32
+# Of a request's cache_salt.
+MAX_SALT_CHARACTERS = 256
 
 
 def root_key(*, model: str, block_tokens: int, tenant: str = "", salt: str = "") -> bytes:

@@ -41,7 +41,7 @@ OTLP_ENDPOINT = Form(
 
 
 ORIGINS = Form(
-    r"( *(\*|https?://[^\s/]+)( +|$))*",
+    r"( *(\*|https?://[^\s/*]+)( +|$))*",
     "http:// or https:// and a host each, with spaces between, or *",
 )
 

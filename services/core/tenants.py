@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from services.core.settings import MeshConfig, TenantSettings
 
 KEY_PREFIX = "ft-"
 KEY_BYTES = 32
+HASH_PREFIX = "sha256:"
 
 
 class Tenant(NamedTuple):
@@ -35,12 +35,14 @@ class Tenants:
         self.required = bool(config.tenants) or config.router.require_credentials
 
     def by_key(self, key: str) -> Tenant | None:
+        if not key:
+            return None  # whatever the configuration holds
         return self._by_credential.get(hash_key(key))
 
-    def by_identities(self, names: Iterable[str]) -> Tenant | None:
-        """`names`: those in a verified certificate."""
-        found = (self._by_credential.get(name) for name in names if not name.startswith("sha256:"))
-        return next((tenant for tenant in found if tenant is not None), None)
+    def by_identity(self, name: str) -> Tenant | None:
+        """`name`: one in a verified certificate."""
+        # The hash of a key is no name.
+        return None if name.startswith(HASH_PREFIX) else self._by_credential.get(name)
 
 
 def new_key() -> str:
@@ -49,4 +51,4 @@ def new_key() -> str:
 
 
 def hash_key(key: str) -> str:
-    return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
+    return HASH_PREFIX + hashlib.sha256(key.encode()).hexdigest()

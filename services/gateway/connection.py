@@ -79,6 +79,9 @@ class Connection(HttpToolsProtocol):
             return
         self._unset_keepalive_if_required()
         self._num_upgrades = 0
+        if not self._is_answering:
+            # Also for what begins no request: a line end between two of them.
+            self._await_headers()
         rest = data
         while rest and not self._is_over:
             rest = self._feed(rest)
@@ -128,12 +131,15 @@ class Connection(HttpToolsProtocol):
         )
         version = self.parser.get_http_version()
         num_hosts = sum(name == b"host" for name, _ in self.headers)
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
         if size > self._bounds.max_header_bytes:
             self._refuse_headers()
         elif version not in ("1.0", "1.1"):
             self.send_400_response(f"HTTP/{version} is not spoken here: use HTTP/1.1")
         elif num_hosts > 1 or (version == "1.1" and not num_hosts):  # RFC 9112, 3.2
             self.send_400_response(f"there must be one Host header; got {num_hosts}")
+        elif codings not in ([], [b"chunked"]):
+            self.send_400_response("transfer-encoding can only be chunked")
         else:
             super().on_headers_complete()
 
@@ -157,6 +163,15 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         self._refuse(ApiError(400, msg, code="invalid_http"))
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._abort_later()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._abort_later()
+
     @property
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -177,7 +192,9 @@ class Connection(HttpToolsProtocol):
         kept = [pair for pair in headers if pair[0] not in (b"upgrade", b"connection")]
         if any(b"close" in value.lower() for name, value in headers if name == b"connection"):
             kept.append((b"connection", b"close"))
-        lines = [b"%s %s HTTP/1.1" % (method, self.url), *(b"%s: %s" % pair for pair in kept)]
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (method, self.url, version)]
+        lines += [b"%s: %s" % pair for pair in kept]
         self.parser = httptools.HttpRequestParser(self)
         # These headers were counted, and come once more.
         self._in_headers, self._header_bytes = True, 0
@@ -195,7 +212,7 @@ class Connection(HttpToolsProtocol):
             rule = f"the headers must come within {self._bounds.header_timeout_s:g} s"
             self._refuse(ApiError(408, rule, code="header_timeout"))
         else:
-            self.transport.close()
+            self._hang_up()
 
     def _refuse_headers(self) -> None:
         rule = f"request line and headers must be at most {self._bounds.max_header_bytes} bytes"
@@ -214,12 +231,20 @@ class Connection(HttpToolsProtocol):
         if self._is_answering or not self.transport.can_write_eof():
             if not self._is_answering:
                 self.transport.write(self._written(error))
-            self.transport.close()
+            self._hang_up()
             return
         self._refused_bytes = 0
         self.transport.write(self._written(error))
         self.transport.write_eof()
         self._later("linger", LINGER_S, self.transport.abort)
+
+    def _hang_up(self) -> None:
+        self.transport.close()
+        self._abort_later()
+
+    def _abort_later(self) -> None:
+        """A transport that closes waits for a client to take what is written, for ever."""
+        self._later("end", self._bounds.write_timeout_s, self.transport.abort)
 
     def _written(self, error: ApiError) -> bytes:
         body = orjson.dumps(error.body())

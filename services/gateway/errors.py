@@ -99,6 +99,15 @@ def bad_request(violations: Iterable[Violation], *, code: str = "invalid_value")
     return ApiError(400, describe(found), param=found[0].field, code=code)
 
 
+def model_not_found(model: str, *, served: str) -> ApiError:
+    return ApiError(
+        404,
+        f"the model {model[:128]!r} does not exist; {served!r} is served here",
+        param="model",
+        code="model_not_found",
+    )
+
+
 def unauthenticated(message: str) -> ApiError:
     return ApiError(
         401, message, code="invalid_api_key", headers={"www-authenticate": 'Bearer realm="mesh"'}

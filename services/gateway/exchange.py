@@ -27,6 +27,9 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 LINGER_S = 1.0
 LINGER_BYTES = 1 << 20
 
+# A key in each of its two headers.
+MAX_KEYS = 2
+
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 # What gRPC takes, well within its bound for all of the metadata.
 _METADATA_VALUE = re.compile(r"[\x20-\x7e]{1,2048}")
@@ -67,11 +70,14 @@ class Exchange:
 
     def credentials(self) -> tuple[tuple[str, str], ...]:
         """The caller's keys, as gRPC metadata; "" for what gRPC would not carry: nobody's key."""
-        return tuple(
+        found = tuple(
             (name, value if _METADATA_VALUE.fullmatch(value) else "")
             for name in ("authorization", "x-api-key")
             for value in self.headers.getlist(name)
         )
+        if len(found) > MAX_KEYS:
+            raise ApiError(400, f"send one API key; got {len(found)}", code="too_many_keys")
+        return found
 
     async def read_json_body(self, *, max_bytes: int, timeout_s: float) -> bytes:
         """Raises ApiError for another kind of body, one too long or too slow, and ClientGone."""

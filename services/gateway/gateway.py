@@ -49,8 +49,8 @@ class Gateway:
         self.members = read_members(members, self.served.model)
         self.routers.update(self.members.routers)
         # While there is no worker, what was true of the last ones.
-        if longest := self.members.max_context_tokens:
-            self.served = self.served._replace(max_context_tokens=longest)
+        if most := self.members.max_context_tokens:
+            self.served = self.served._replace(max_context_tokens=most)
 
     def watch_server(self, server: HttpServer) -> None:
         text = "Connections of clients."

@@ -11,7 +11,7 @@ from firsttoken.client import MeshError
 from firsttoken.common.v1 import common_pb2
 from firsttoken.router.v1 import inference_pb2
 from services.core.ledger import Ledger, Segment
-from services.core.settings import GatewaySettings
+from services.core.settings import GatewaySettings, TenantSettings
 from services.gateway.accounts import journey_json, server_timing
 from services.gateway.errors import ApiError, from_mesh
 from services.gateway.exchange import Exchange
@@ -69,13 +69,13 @@ class Generation:
             MeshAnswer(gateway.routers, request, metadata, timeout_s=timeout_s)
             for request in ask.requests
         ]
-        try:
-            async with exchange.while_client_waits():
-                await (self._stream if ask.told.stream else self._whole)(ask, telling, answers)
-        finally:
+        answer_all = self._stream if ask.told.stream else self._whole
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self._account, telling)
             for answer in answers:
-                await answer.close()
-            self._account(telling)
+                stack.push_async_callback(answer.close)
+            async with exchange.while_client_waits():
+                await answer_all(ask, telling, answers)
 
     async def _read(self) -> Ask:
         gateway, exchange = self._gateway, self._exchange
@@ -88,10 +88,7 @@ class Generation:
         self._ledger.record(Segment.TRANSFER, exchange.arrived_s, read_s)
         ask = self._api.read(parse_body(body), gateway.served, settings)
         self._ledger.record(Segment.PREPROCESS, read_s, time.monotonic())
-        most = tenant.settings.max_concurrent
-        if most and len(ask.requests) > most:  # which no waiting would change
-            rule = f"must ask for at most {most} answers at a time: this tenant's max_concurrent"
-            raise ApiError(400, f"n {rule}", param="n", code="too_many_choices")
+        _check_choices(len(ask.requests), tenant.settings)
         return ask
 
     async def _stream(self, ask: Ask, telling: Telling, answers: Sequence[MeshAnswer]) -> None:
@@ -177,3 +174,14 @@ class Generation:
             },
             error=exchange.error,
         )
+
+
+def _check_choices(num_choices: int, settings: TenantSettings) -> None:
+    """Raises ApiError for more than the tenant could ever have: no waiting would change it."""
+    bounds = {"max_concurrent": settings.max_concurrent}
+    if settings.requests_per_s:
+        bounds["burst_requests"] = settings.burst_requests
+    for name, most in bounds.items():
+        if most and num_choices > most:
+            rule = f"must ask for at most {most} answers at a time: this tenant's {name}"
+            raise ApiError(400, f"n {rule}", param="n", code="too_many_choices")

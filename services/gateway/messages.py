@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import orjson
 
@@ -39,7 +38,7 @@ def read_chat(body: Fields, *, tools_json: Sequence[str]) -> common_pb2.Chat:
     )
     arguments = body.section("chat_template_kwargs")
     if arguments is not None:
-        chat.template_args_json = _json(body.raw("chat_template_kwargs"))
+        chat.template_args_json = orjson.dumps(arguments.values).decode()
     return chat
 
 
@@ -102,7 +101,3 @@ def _required_string(fields: Fields, name: str) -> str | None:
     if not fields.has(name):
         fields.refuse(name, "must be there, and not be null")
     return fields.string(name)
-
-
-def _json(value: Any) -> str:
-    return orjson.dumps(value).decode()

@@ -25,35 +25,31 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
-
-        def name(what: str) -> str:
-            return f"firsttoken_gateway_{what}"
-
         self.requests = Counter(
-            name("requests"),
+            _name("requests"),
             "Requests answered; 499: the client left before.",
             ["route", "status", "request_class"],
             registry=self._registry,
         )
         self.in_flight = Gauge(
-            name("requests_in_flight"), "Requests being answered.", registry=self._registry
+            _name("requests_in_flight"), "Requests being answered.", registry=self._registry
         )
         self.ttft = Histogram(
-            name("ttft_seconds"),
+            _name("ttft_seconds"),
             "From a request's arrival to its first token.",
             ["route", "request_class"],
             buckets=_TTFT_S,
             registry=self._registry,
         )
         self.duration = Histogram(
-            name("request_duration_seconds"),
+            _name("request_duration_seconds"),
             "From a request's arrival to the end of its answer.",
             ["route"],
             buckets=_DURATION_S,
             registry=self._registry,
         )
         self.tokens = Counter(
-            name("tokens"),
+            _name("tokens"),
             "Tokens: of prompts, those of them whose KV was reused, and of answers.",
             ["kind"],
             registry=self._registry,
@@ -63,8 +59,12 @@ class Metrics:
 
     def watch(self, what: str, text: str, read: Callable[[], float]) -> None:
         """A gauge that is read when somebody looks."""
-        gauge = Gauge(f"firsttoken_gateway_{what}", text, registry=self._registry)
+        gauge = Gauge(_name(what), text, registry=self._registry)
         gauge.set_function(read)
 
     def render(self) -> bytes:
         return generate_latest(self._registry)
+
+
+def _name(what: str) -> str:
+    return f"firsttoken_gateway_{what}"

@@ -36,60 +36,7 @@ def document(served: Served, settings: GatewaySettings) -> dict[str, Any]:
                 " OpenAI's that would change the answer and are not supported are refused."
             ),
         },
-        "paths": {
-            "/v1/chat/completions": {
-                "post": _generation("createChatCompletion", "ChatCompletion", "Answer a chat.")
-            },
-            "/v1/completions": {
-                "post": _generation("createCompletion", "Completion", "Go on with a text.")
-            },
-            "/v1/models": {"get": _read("listModels", "ModelList", "The model served.")},
-            "/v1/models/{model}": {
-                "get": {
-                    **_read("retrieveModel", "Model", "The model served."),
-                    "parameters": [
-                        {
-                            "name": "model",
-                            "in": "path",
-                            "required": True,
-                            "schema": {"type": "string", "minLength": 1},
-                            "example": served.model,
-                        }
-                    ],
-                }
-            },
-            "/health": {"get": _open("health", "Health", "200 while the process lives.")},
-            "/ready": {
-                "get": {
-                    **_open("ready", "Readiness", "200 while there is a router and a worker."),
-                    "responses": {
-                        "200": _json("Ready.", ref("Readiness")),
-                        "503": _json("Not ready.", ref("Readiness")),
-                    },
-                }
-            },
-            "/metrics": {
-                "get": {
-                    "operationId": "metrics",
-                    "summary": "For Prometheus.",
-                    "security": [],
-                    "responses": {
-                        "200": {
-                            "description": "Prometheus's text format.",
-                            "content": {"text/plain": {"schema": {"type": "string"}}},
-                        }
-                    },
-                }
-            },
-            "/openapi.json": {
-                "get": {
-                    "operationId": "openapi",
-                    "summary": "This document.",
-                    "security": [],
-                    "responses": {"200": _json("This document.", {"type": "object"})},
-                }
-            },
-        },
+        "paths": _paths(served.model),
         # Without tenants nobody is asked for a key.
         "security": [{}, {"bearer": []}, {"apiKey": []}],
         "components": {
@@ -98,6 +45,63 @@ def document(served: Served, settings: GatewaySettings) -> dict[str, Any]:
                 "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
             },
             "schemas": components(served, settings),
+        },
+    }
+
+
+def _paths(model: str) -> dict[str, Any]:
+    return {
+        "/v1/chat/completions": {
+            "post": _generation("createChatCompletion", "ChatCompletion", "Answer a chat.")
+        },
+        "/v1/completions": {
+            "post": _generation("createCompletion", "Completion", "Go on with a text.")
+        },
+        "/v1/models": {"get": _read("listModels", "ModelList", "The model served.")},
+        "/v1/models/{model}": {
+            "get": {
+                **_read("retrieveModel", "Model", "The model served."),
+                "parameters": [
+                    {
+                        "name": "model",
+                        "in": "path",
+                        "required": True,
+                        "schema": {"type": "string", "minLength": 1},
+                        "example": model,
+                    }
+                ],
+            }
+        },
+        "/health": {"get": _open("health", "Health", "200 while the process lives.")},
+        "/ready": {
+            "get": {
+                **_open("ready", "Readiness", "200 while there is a router and a worker."),
+                "responses": {
+                    "200": _json("Ready.", ref("Readiness")),
+                    "503": _json("Not ready.", ref("Readiness")),
+                },
+            }
+        },
+        "/metrics": {
+            "get": {
+                "operationId": "metrics",
+                "summary": "For Prometheus.",
+                "security": [],
+                "responses": {
+                    "200": {
+                        "description": "Prometheus's text format.",
+                        "content": {"text/plain": {"schema": {"type": "string"}}},
+                    }
+                },
+            }
+        },
+        "/openapi.json": {
+            "get": {
+                "operationId": "openapi",
+                "summary": "This document.",
+                "security": [],
+                "responses": {"200": _json("This document.", {"type": "object"})},
+            }
         },
     }
 

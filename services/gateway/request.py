@@ -16,10 +16,11 @@ import orjson
 from firsttoken.common.v1 import common_pb2
 from firsttoken.router.v1 import inference_pb2
 from services.core.errors import InvalidArgument, Violation
+from services.core.keys import MAX_SALT_CHARACTERS
 from services.core.sampling import MAX_LOGPROBS
 from services.core.settings import GatewaySettings
 from services.core.tokens import pack
-from services.gateway.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, bad_request
+from services.gateway.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, bad_request, model_not_found
 from services.gateway.fields import Fields, kind_of
 from services.gateway.messages import read_chat
 from services.gateway.options import read_class, read_sampling
@@ -28,7 +29,6 @@ from services.gateway.refusals import CHAT, COMPLETION, refuse_unsupported
 from services.gateway.served import Served
 from services.gateway.tools import RequestedTools, read_tools
 
-MAX_SALT_CHARACTERS = 256
 # OpenAI's default for /v1/completions.
 COMPLETION_TOKENS = 16
 MAX_INT64, MAX_UINT64 = (1 << 63) - 1, (1 << 64) - 1
@@ -108,12 +108,10 @@ def read_chat_request(body: Fields, served: Served, settings: GatewaySettings) -
     """For /v1/chat/completions. Raises ApiError naming every field that is wrong."""
     _check_model(body, served)
     refuse_unsupported(body, CHAT)
-    body.items("tools")
     try:
         tools = read_tools(body.values, served.tools)
     except InvalidArgument as error:
-        known = {field for field, _ in body.violations}
-        body.violations += [each for each in error.violations if each.field not in known]
+        body.violations += error.violations
         tools = RequestedTools()
     chat = read_chat(body, tools_json=tools.tools_json)
     alternatives = body.integer("top_logprobs", high=MAX_LOGPROBS)
@@ -250,12 +248,7 @@ def _check_model(body: Fields, served: Served) -> None:
     """Of a model that is not here, nothing else matters."""
     model = body.string("model")
     if model and model != served.model:
-        raise ApiError(
-            404,
-            f"the model {model[:128]!r} does not exist; {served.model!r} is served here",
-            param="model",
-            code="model_not_found",
-        )
+        raise model_not_found(model, served=served.model)
 
 
 def _check_lengths(prompts: Sequence[Prompt], max_context_tokens: int) -> None:

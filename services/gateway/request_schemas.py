@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from services.core.keys import MAX_SALT_CHARACTERS
 from services.core.sampling import (
     MAX_LOGPROBS,
     MAX_STOP_CHARACTERS,
@@ -20,7 +21,7 @@ from services.gateway.json_schema import (
     optional,
     ref,
 )
-from services.gateway.request import MAX_INT64, MAX_SALT_CHARACTERS
+from services.gateway.request import MAX_INT64
 from services.gateway.served import Served
 from services.gateway.tools import MAX_TOOLS
 
@@ -35,17 +36,35 @@ def _common(served: Served, settings: GatewaySettings) -> dict[str, Schema]:
             object_of(
                 {
                     "include_usage": optional({"type": "boolean"}, "Usage in a last chunk."),
-                    "include_ledger": optional(
-                        {"type": "boolean"}, "Extension: where the time to first token went."
-                    ),
+                    "include_ledger": _include_ledger(),
                 },
                 required=(),
             ),
             "Only with stream.",
         ),
-        "include_ledger": optional(
-            {"type": "boolean"}, "Extension: where the time to first token went."
+        "include_ledger": _include_ledger(),
+        **_sampling(served, settings),
+        "user": optional({"type": "string"}, "Accepted, and not used."),
+        "priority": optional(
+            {"anyOf": [{"enum": ["interactive", "batch"]}, integer(-MAX_UINT32, MAX_UINT32)]},
+            "Extension: the class of the request. A number above 0 is batch.",
         ),
+        "service_tier": optional(
+            {"enum": ["auto", "default", "priority", "scale", "flex", "batch"]},
+            "flex and batch: the request may wait.",
+        ),
+        "cache_salt": optional(
+            {"type": "string", "maxLength": MAX_SALT_CHARACTERS},
+            "Extension: prefixes are shared only with requests of the same salt.",
+        ),
+        "response_format": optional(
+            object_of({"type": {"const": "text"}}), "Answers cannot be held to another form."
+        ),
+    }
+
+
+def _sampling(served: Served, settings: GatewaySettings) -> dict[str, Schema]:
+    return {
         "stop": optional(
             {"anyOf": [_stop_string(), list_of(_stop_string(), most=MAX_STOP_STRINGS)]},
             "The answer ends before the first of these.",
@@ -70,22 +89,6 @@ def _common(served: Served, settings: GatewaySettings) -> dict[str, Schema]:
         "ignore_eos": optional({"type": "boolean"}, "Extension, for benchmarks."),
         "skip_special_tokens": optional(
             {"type": "boolean"}, "Extension. Leave control tokens out of the text. Default true."
-        ),
-        "user": optional({"type": "string"}, "Accepted, and not used."),
-        "priority": optional(
-            {"anyOf": [{"enum": ["interactive", "batch"]}, integer(-MAX_UINT32, MAX_UINT32)]},
-            "Extension: the class of the request. A number above 0 is batch.",
-        ),
-        "service_tier": optional(
-            {"enum": ["auto", "default", "priority", "scale", "flex", "batch"]},
-            "flex and batch: the request may wait.",
-        ),
-        "cache_salt": optional(
-            {"type": "string", "maxLength": MAX_SALT_CHARACTERS},
-            "Extension: prefixes are shared only with requests of the same salt.",
-        ),
-        "response_format": optional(
-            object_of({"type": {"const": "text"}}), "Answers cannot be held to another form."
         ),
     }
 
@@ -198,3 +201,7 @@ def tool() -> Schema:
 
 def _stop_string() -> Schema:
     return {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+
+
+def _include_ledger() -> Schema:
+    return optional({"type": "boolean"}, "Extension: where the time to first token went.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.gateway.errors import ApiError
+from services.gateway.errors import model_not_found
 from services.gateway.exchange import Exchange
 from services.gateway.gateway import Gateway
 from services.gateway.generate import CHAT, COMPLETION, Generation
@@ -29,12 +29,7 @@ async def model(gateway: Gateway, exchange: Exchange) -> None:
     gateway.authorize(exchange)
     name = exchange.path_params["model"]
     if name != gateway.served.model:
-        raise ApiError(
-            404,
-            f"the model {name[:128]!r} does not exist; {gateway.served.model!r} is served here",
-            param="model",
-            code="model_not_found",
-        )
+        raise model_not_found(name, served=gateway.served.model)
     await exchange.respond(200, _model(gateway))
 
 

@@ -134,8 +134,9 @@ async def _bind(listen: str) -> tuple[socket.socket, str]:
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise StartupError(f"cannot listen on {listen}: {error.strerror}") from error
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "no such host"
+        raise StartupError(f"cannot listen on {listen}: {reason}") from error
     reason = "it has no address"
     for family, kind, protocol, _, address in found:
         listening = socket.socket(family, kind, protocol)

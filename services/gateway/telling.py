@@ -142,13 +142,10 @@ class ChatTelling(Telling):
 
     def _chunk_events(self, index: int, chunk: common_pb2.Chunk) -> bytes:
         parser = self._parsers[index]
-        deltas = (
-            [_delta_of(each) for each in parser.feed(chunk.text)]
-            if parser is not None
-            else [{"content": chunk.text}]
-            if chunk.text
-            else []
-        )
+        if parser is not None:
+            deltas = [_delta_of(each) for each in parser.feed(chunk.text)]
+        else:
+            deltas = [{"content": chunk.text}] if chunk.text else []
         entries = self._logprobs.entries(chunk.logprobs) if chunk.logprobs else None
         if entries and not deltas:  # text may lag behind its tokens
             deltas = [{"content": ""}]

@@ -37,6 +37,7 @@ import orjson
 from jinja2 import Environment, TemplateError
 
 from services.core.errors import InvalidArgument, Violation
+from services.gateway.fields import kind_of
 from services.gateway.tool_formats.grammars import ToolFormat, read_calls
 from services.gateway.tool_formats.scanner import Arguments, CallBegan, Content, Event, Scanner
 
@@ -193,7 +194,9 @@ def read_tools(body: Mapping[str, Any], support: ToolSupport) -> RequestedTools:
     guided decoding no call can be had for certain.
     """
     violations: list[Violation] = []
-    tools = body.get("tools") or []
+    tools = body.get("tools")
+    if tools is None:
+        tools = []
     names = _check_tools(tools, violations)
     choice = body.get("tool_choice")
     if choice is None:
@@ -235,7 +238,7 @@ def _find_format(chat_template: str) -> ToolFormat | None:
 
 def _check_tools(tools: Any, violations: list[Violation]) -> list[str]:
     if not isinstance(tools, list):
-        violations.append(Violation("tools", "must be a list"))
+        violations.append(Violation("tools", f"must be a list; got {kind_of(tools)}"))
         return []
     if len(tools) > MAX_TOOLS:
         violations.append(Violation("tools", f"must be at most {MAX_TOOLS}; got {len(tools)}"))

@@ -32,7 +32,7 @@ class Members(NamedTuple):
     # Ids by address.
     routers: Mapping[str, str]
     num_workers: int
-    # The longest context of theirs; 0 while there is none.
+    # What every one of them can hold, as the router has it; 0 while there is none.
     max_context_tokens: int
 
 
@@ -50,7 +50,7 @@ def read_members(members: Iterable[control_pb2.Member], model: str) -> Members:
             and member.worker.role != control_pb2.WORKER_ROLE_PREFILL
         ):
             contexts.append(member.worker.max_context_tokens)
-    return Members(routers, len(contexts), max(contexts, default=0))
+    return Members(routers, len(contexts), min(contexts, default=0))
 
 
 class Routers:
@@ -145,11 +145,13 @@ class MeshAnswer:
 
     async def close(self) -> None:
         """Ends the call where it is; a complete one has ended by itself. May be called twice."""
-        if self._call is not None and self._is_complete:
-            # Its status is on the way: a call that was cancelled now would look aborted.
-            with contextlib.suppress(MeshError):
-                await _read(self._call)
-        self._release()
+        try:
+            if self._call is not None and self._is_complete:
+                # Its status is on the way: a call that was cancelled now would look aborted.
+                with contextlib.suppress(MeshError):
+                    await _read(self._call)
+        finally:
+            self._release()
 
     async def _first(self) -> Response | None:
         deadline_s = time.monotonic() + self._timeout_s

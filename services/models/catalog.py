@@ -77,7 +77,14 @@ def find_model(name: str, *, with_weights: bool = False) -> ModelFiles:
 def _find(name: str) -> ModelFiles:
     if name in _KNOWN:
         return ModelFiles(name, _packaged(name, _KNOWN[name]))
-    path = Path(name).expanduser()
+    try:
+        return _at(Path(name).expanduser(), name)
+    except (OSError, RuntimeError) as error:  # too long a name, or no such user
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidArgument.of(FIELD, f"cannot look for {name[:100]!r}: {reason}") from error
+
+
+def _at(path: Path, name: str) -> ModelFiles:
     if path.suffix.lower() == ".gguf":
         return ModelFiles(path.stem.lower(), _existing(path))
     if _is_tekken(path):

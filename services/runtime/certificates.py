@@ -6,18 +6,14 @@ import datetime
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
-from services.runtime import tls
 from services.runtime.logs import event
 from services.runtime.startup import StartupError
-
-if TYPE_CHECKING:
-    from services.runtime.tls import TlsFiles
+from services.runtime.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsFiles
 
 # From then on a start says how long is left.
 SOON = datetime.timedelta(days=14)
@@ -31,19 +27,19 @@ def check_files(files: TlsFiles, directory: Path, *, needed_name: str = "") -> N
     `needed_name`: a DNS name that the certificate must have.
     """
     now = datetime.datetime.now(datetime.UTC)
-    ca_path = directory / tls.CA_FILE
+    ca_path = directory / CA_FILE
     authorities = _parse(files.ca, ca_path)
     valid = [each for each in authorities if _problem(each, now) is None]
     if not valid:
         raise StartupError(f"{ca_path} {_problem(authorities[0], now)}")
     if not files.certificate:
         return
-    path = directory / tls.CERTIFICATE_FILE
+    path = directory / CERTIFICATE_FILE
     chain = _parse(files.certificate, path)
     problem = _problem(chain[0], now)
     if problem is not None:
         raise StartupError(f"{path} {problem}")
-    _check_key(files.key, directory / tls.KEY_FILE, chain[0], path)
+    _check_key(files.key, directory / KEY_FILE, chain[0], path)
     if not _leads_to(chain, valid):
         raise StartupError(f"{path} is not signed by a CA in {ca_path}")
     if needed_name and needed_name not in dns_names(chain[0]):

@@ -13,7 +13,7 @@ from services.runtime.tls import MESH_NAME, Tls
 MAX_MESSAGE_BYTES = 16 << 20
 KEEPALIVE_TIME_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
-# Longer than any request may take (router.max_deadline_s): its calls end by themselves.
+# Longer than requests may take by default (router.max_deadline_s): calls end by themselves.
 RETIRED_FOR_S = 900.0
 
 Options: TypeAlias = list[tuple[str, int | str]]

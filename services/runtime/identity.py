@@ -30,6 +30,7 @@ from services.runtime.interceptor import (
     Context,
     Handler,
     WrappingInterceptor,
+    behaviour_of,
     checked,
     write_all,
 )
@@ -120,7 +121,7 @@ class CallerInterceptor(WrappingInterceptor):
         return respond
 
     def _taking_a_stream(self, handler: Handler) -> Behaviour:
-        behaviour = _behaviour_of(handler)
+        behaviour = behaviour_of(handler)
 
         async def respond(requests: Any, context: Context) -> Any:
             given = requests
@@ -164,7 +165,7 @@ def identify(tenants: Tenants, metadata: Metadata, names: Iterable[str]) -> Tena
     pairs = tuple(metadata)
     names = tuple(names)
     keys = keys_in(pairs)
-    found = {tenant.name: tenant for name in names if (tenant := tenants.by_identities([name]))}
+    found = {tenant.name: tenant for name in names if (tenant := tenants.by_identity(name))}
     for key in keys:
         tenant = tenants.by_key(key)
         if tenant is None:
@@ -210,14 +211,6 @@ def certified_names(context: Context) -> tuple[str, ...]:
 
 def _values(pairs: Iterable[tuple[str, str | bytes]], key: str) -> Iterator[str]:
     return (str(value) for name, value in pairs if name == key)
-
-
-def _behaviour_of(handler: Handler) -> Behaviour:
-    behaviour = (
-        handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-    )
-    assert behaviour is not None
-    return behaviour
 
 
 async def _only_message(context: Context, timeout_s: float) -> Any:

@@ -8,6 +8,7 @@ anything else        logged with its traceback, INTERNAL without its text
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
@@ -72,6 +73,14 @@ class ErrorInterceptor(WrappingInterceptor):
         return _wrap(handler, method)
 
 
+def behaviour_of(handler: Handler) -> Behaviour:
+    behaviour = (
+        handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    )
+    assert behaviour is not None
+    return behaviour
+
+
 async def write_all(responses: Any, context: Context) -> None:
     """`responses`: what a handler with a stream of responses returned."""
     if isinstance(responses, Awaitable):  # it calls context.write itself
@@ -81,7 +90,15 @@ async def write_all(responses: Any, context: Context) -> None:
     # whatever the handler holds.
     async with contextlib.aclosing(responses):
         async for response in responses:
-            await context.write(response)
+            await write(response, context)
+
+
+async def write(response: Any, context: Context) -> None:
+    try:
+        await context.write(response)
+    except grpc.aio.InternalError as error:
+        # The client has gone, and that this call is cancelled is still on its way.
+        raise asyncio.CancelledError from error
 
 
 def _wrap(handler: Handler, method: str) -> Handler:

@@ -43,7 +43,8 @@ async def _speaks_tls(host: str, port: int) -> bool:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
-    (await _connect(host, port))[1].close()
+    _, plain = await asyncio.open_connection(host, port)
+    plain.close()
     try:
         _, writer = await asyncio.open_connection(host, port, ssl=context)
     except ssl.SSLError as error:
@@ -54,10 +55,6 @@ async def _speaks_tls(host: str, port: int) -> bool:
     with contextlib.suppress(OSError):
         await writer.wait_closed()
     return True
-
-
-async def _connect(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection(host, port)
 
 
 async def _refusal(host: str, port: int, address: str, tls: Tls) -> str:

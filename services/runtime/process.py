@@ -50,15 +50,14 @@ class ProcessOptions:
     tls_dir: Path | None = None
     insecure: bool = False
 
-    def open_tls(self, *listens: str) -> Tls | None:
+    def open_tls(self) -> Tls | None:
         """What is in `tls_dir`. Raises StartupError when it is of no use.
 
-        Without one, also where `listen` or one of `listens` can be reached from elsewhere.
+        Without one, also where `listen` can be reached from elsewhere.
         """
         if self.tls_dir is not None:
             return Tls(self.tls_dir)
-        for listen in (self.listen, *listens):
-            require_private(listen, insecure=self.insecure)
+        require_private(self.listen, insecure=self.insecure)
         return None
 
 

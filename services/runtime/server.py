@@ -151,8 +151,9 @@ async def _check_free(listen: str, host: str, port: int) -> None:
     reason = "it has no address"
     try:
         found = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise StartupError(f"cannot listen on {listen}: {error.strerror}") from error
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "no such host"
+        raise StartupError(f"cannot listen on {listen}: {reason}") from error
     for family, kind, protocol, _, address in found:
         try:
             with socket.socket(family, kind, protocol) as probe:

@@ -153,6 +153,7 @@ class Tls:
         )
 
     def _read(self) -> TlsFiles:
+        # Its imports take time that a process without TLS is spared.
         from services.runtime.certificates import check_files
 
         paths = [self.directory / name for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE)]
@@ -207,7 +208,7 @@ def is_loopback(host: str) -> bool:
         return False
     try:
         found = [bare] if _is_address(bare) else _look_up(bare)
-    except OSError:
+    except (OSError, UnicodeError):
         return False
     return bool(found) and all(ipaddress.ip_address(each).is_loopback for each in found)
 

@@ -62,7 +62,8 @@ class MistralPrompts:
                 raise InvalidArgument.of("chat.template_args_json", rule)
         messages, tools = chat.messages, chat.tools
         try:
-            check_text(_json([messages, tools]), "chat", settings.max_text_bytes)
+            text = json.dumps([messages, tools], ensure_ascii=False)
+            check_text(text, "chat", settings.max_text_bytes)
             if settings.nfc:
                 messages, tools = _composed(messages), _composed(tools)
             request = ChatCompletionRequest.from_openai(messages, tools, **chat.template_args)
@@ -82,10 +83,6 @@ class MistralPrompts:
         except ValueError as error:
             # Its regular expression gives up on runs of several 100,000 spaces.
             raise InvalidArgument.of("text", f"cannot be encoded: {error}") from error
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _composed(value: Any) -> Any:

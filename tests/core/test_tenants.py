@@ -31,20 +31,24 @@ def test_a_key_is_its_tenants_and_no_one_elses() -> None:
 def test_a_certificate_is_a_tenant_by_any_of_its_names() -> None:
     tenants = Tenants(parse({"tenants": {"acme": {"identities": "spiffe://acme/web acme.test"}}}))
 
-    found = tenants.by_identities(["other.test", "acme.test"])
+    found = [tenants.by_identity(name) for name in ("spiffe://acme/web", "acme.test")]
 
-    assert found is not None
-    assert found.name == "acme"
-    assert tenants.by_identities(["other.test"]) is None
-    assert tenants.by_identities([]) is None
+    assert [tenant and tenant.name for tenant in found] == ["acme", "acme"]
+    assert tenants.by_identity("other.test") is None
 
 
 def test_the_hash_of_a_key_in_a_certificate_is_no_key() -> None:
     key = new_key()
     tenants = Tenants(parse({"tenants": {"acme": {"key_hashes": hash_key(key)}}}))
 
-    assert tenants.by_identities([hash_key(key)]) is None
+    assert tenants.by_identity(hash_key(key)) is None
     assert tenants.by_key(hash_key(key)) is None
+
+
+def test_the_hash_of_nothing_lets_nobody_in() -> None:
+    tenants = Tenants(parse({"tenants": {"acme": {"key_hashes": hash_key("")}}}))
+
+    assert tenants.by_key("") is None
 
 
 def test_without_tenants_nobody_is_asked() -> None:

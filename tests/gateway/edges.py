@@ -16,6 +16,7 @@ from tests.conftest import Mesh, run_mesh
 from tests.router.meshes import idle
 from tests.runtime.waiting import eventually
 
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 MODEL = "smollm2-135m-instruct"
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
 
@@ -28,13 +29,13 @@ class Edge(NamedTuple):
     http: httpx.AsyncClient
 
     async def chat(self, **body: Any) -> dict[str, Any]:
-        response = await self.http.post("/v1/chat/completions", json=chat_body(**body))
+        response = await self.http.post(CHAT, json=chat_body(**body))
         assert response.status_code == 200, response.text
         answer: dict[str, Any] = response.json()
         return answer
 
     async def complete(self, **body: Any) -> dict[str, Any]:
-        response = await self.http.post("/v1/completions", json={"prompt": "Once", **body})
+        response = await self.http.post(COMPLETION, json={"prompt": "Once", **body})
         assert response.status_code == 200, response.text
         answer: dict[str, Any] = response.json()
         return answer

@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.gateway.edges import MODEL, Edge, chat_body, run_edge
+from tests.gateway.edges import CHAT, COMPLETION, MODEL, Edge, chat_body, run_edge
 from tests.router.meshes import configure, simulated
 from tests.runtime.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CHAT = "/v1/chat/completions"
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 
 
@@ -41,7 +40,7 @@ async def test_the_model_is_listed(edge: Edge) -> None:
         ("GET", "/nothing", 404, "not_found"),
         ("GET", "/v1/chat/completions/", 404, "not_found"),
         ("GET", CHAT, 405, "method_not_allowed"),
-        ("PUT", "/v1/completions", 405, "method_not_allowed"),
+        ("PUT", COMPLETION, 405, "method_not_allowed"),
         ("OPTIONS", CHAT, 405, "method_not_allowed"),
         ("POST", "/health", 405, "method_not_allowed"),
         ("TRACE", "/v1/models", 405, "method_not_allowed"),
@@ -74,7 +73,7 @@ async def test_what_is_not_there_is_refused_in_openai_s_form(
 )
 async def test_a_body_must_be_json(edge: Edge, headers: dict[str, str], status: int) -> None:
     body = b'{"prompt": "Once", "max_tokens": 1}'
-    response = await edge.http.post("/v1/completions", content=body, headers=headers)
+    response = await edge.http.post(COMPLETION, content=body, headers=headers)
 
     assert response.status_code == status, response.text
     if status == 415:

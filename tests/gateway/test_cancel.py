@@ -16,13 +16,20 @@ import pytest_asyncio
 
 from services.core.config import flatten, nest, parse
 from services.core.settings import MeshConfig
-from tests.gateway.edges import Edge, chat_body, read_events, request_bytes, run_edge, run_gateway
+from tests.gateway.edges import (
+    CHAT,
+    Edge,
+    chat_body,
+    read_events,
+    request_bytes,
+    run_edge,
+    run_gateway,
+)
 from tests.router.meshes import simulated
 from tests.runtime.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CHAT = "/v1/chat/completions"
 ENDLESS = chat_body(max_tokens=2000, ignore_eos=True)
 
 

@@ -259,6 +259,52 @@ async def test_a_request_that_proxies_could_read_in_two_ways_is_refused(
     assert rule in error_of(response)["message"]
 
 
+async def test_a_line_end_between_requests_keeps_no_connection(edge: Edge) -> None:
+    reader, writer = await edge.connect()
+    writer.write(GET)
+    await read_response(reader)
+    writer.write(b"\r\n")
+    async with asyncio.timeout(30):
+        assert await reader.read() == b""
+    writer.close()
+
+
+@pytest.mark.parametrize("ending", [b"garbage\r\n\r\n", b""])
+async def test_a_client_that_takes_nothing_is_cut_off_however_it_goes_on(
+    edge: Edge, ending: bytes
+) -> None:
+    host, _, port = edge.node.address.rpartition(":")
+    loop = asyncio.get_running_loop()
+    many = chat_body(max_tokens=1500, ignore_eos=True, stream=True, n=8, logprobs=True)
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        sock.setblocking(False)
+        await loop.sock_connect(sock, (host, int(port)))
+        await loop.sock_sendall(sock, request_bytes(CHAT, {**many, "top_logprobs": 5}))
+        server = edge.node.server
+        here = sock.getsockname()
+
+        def is_full() -> bool:
+            all_of_them = server._state.connections
+            ours = [each for each in all_of_them if getattr(each, "client", None) == here]
+            return any(isinstance(each, Connection) and each.flow.write_paused for each in ours)
+
+        await eventually(is_full)
+        await loop.sock_sendall(sock, ending)
+
+        await edge.idle()
+        await eventually(lambda: server.num_connections <= 1, "the connection to be cut")
+
+
+async def test_another_coding_than_chunked_is_refused(edge: Edge) -> None:
+    lines = [f"POST {CHAT} HTTP/1.1", "host: a", "transfer-encoding: gzip, chunked", "", ""]
+    head = "\r\n".join(lines).encode()
+    response = await talk(edge, head + b"0\r\n\r\n")
+
+    assert status_of(response) == 400
+    assert "chunked" in error_of(response)["message"]
+
+
 async def test_an_upgrade_that_is_not_offered_is_passed_over(edge: Edge) -> None:
     wish = [
         "connection: Upgrade, HTTP2-Settings",

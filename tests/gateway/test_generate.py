@@ -11,12 +11,20 @@ import pytest
 import pytest_asyncio
 
 from services.core.ledger import Segment
-from tests.gateway.edges import HELLO, MODEL, Edge, chat_body, read_events, run_edge
+from tests.gateway.edges import (
+    CHAT,
+    COMPLETION,
+    HELLO,
+    MODEL,
+    Edge,
+    chat_body,
+    read_events,
+    run_edge,
+)
 from tests.router.meshes import simulated
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 LONG = "word " * 200
 

@@ -19,7 +19,7 @@ from services.gateway.node import GatewayNode
 from services.runtime.startup import StartupError
 from services.runtime.tls import CA_FILE, MESH_NAME, Tls
 from tests.conftest import run_mesh
-from tests.gateway.edges import chat_body
+from tests.gateway.edges import CHAT, chat_body
 from tests.router.meshes import simulated
 from tests.runtime.certificates import write
 from tests.runtime.ports import free_port
@@ -27,7 +27,8 @@ from tests.runtime.waiting import eventually
 
 
 @pytest.mark.parametrize(
-    "listen", ["nonsense", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", "no.such.host.:80"]
+    "listen",
+    ["nonsense", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", "a..b:80", "no.such.host.:80"],
 )
 async def test_an_address_that_is_none_is_refused(listen: str) -> None:
     async with ControlNode(config=simulated()) as control:
@@ -97,7 +98,7 @@ async def test_it_speaks_https_and_takes_a_new_certificate(tmp_path: Path) -> No
         assert node.url.startswith("https://")
         async with httpx.AsyncClient(base_url=node.url, verify=trusted, trust_env=False) as http:
             for body in (chat_body(max_tokens=2), chat_body(max_tokens=2, stream=True)):
-                response = await http.post("/v1/chat/completions", json=body)
+                response = await http.post(CHAT, json=body)
                 assert response.status_code == 200, response.text
         with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
             async with httpx.AsyncClient(trust_env=False) as http:

@@ -9,11 +9,10 @@ import pytest
 import pytest_asyncio
 
 from services.core.config import parse
-from tests.gateway.edges import Edge, chat_body, run_edge
+from tests.gateway.edges import CHAT, Edge, chat_body, run_edge
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CHAT = "/v1/chat/completions"
 CAPITAL = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
 SPELLED = [{"role": "user", "content": "Repeat exactly: naïve café 🙂 日本"}]
 

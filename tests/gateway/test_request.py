@@ -178,7 +178,7 @@ def test_a_prompt_is_text_or_ids_or_several(served: Served, prompt: Any, wanted:
 
 
 def test_a_prompt_is_repeated_where_that_is_asked(served: Served) -> None:
-    ids = [served.vocabulary.token_bytes.index(word) for word in (b"One", b"\xc4\xa0"[:0] or b"s")]
+    ids = [served.vocabulary.token_bytes.index(word) for word in (b"One", b"s")]
     assert completion(served, prompt=["One", ids], echo=True).echoes == ("One", "Ones")
     assert completion(served, prompt=["One"]).echoes == ("",)
 

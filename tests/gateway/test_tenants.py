@@ -11,13 +11,12 @@ import pytest_asyncio
 from services.core.config import flatten, nest, parse
 from services.core.settings import MeshConfig
 from services.core.tenants import hash_key
-from tests.gateway.edges import MODEL, Edge, chat_body, run_edge
+from tests.gateway.edges import CHAT, COMPLETION, MODEL, Edge, chat_body, refusal, run_edge
 from tests.router.meshes import configure, simulated
 from tests.runtime.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 KEY, GOOD = "ft-acme", {"authorization": "Bearer ft-acme"}
 BODY = {**chat_body(max_tokens=1), "prompt": "Once"}
 
@@ -74,6 +73,12 @@ async def test_a_key_that_can_be_nobody_s_is_not_taken_for_none(
     assert "no tenant has this API key" in response.json()["error"]["message"]
 
 
+async def test_many_keys_are_no_better_than_one(edge: Edge) -> None:
+    error = refusal(await edge.http.post(CHAT, json=BODY, headers=[("x-api-key", KEY)] * 9))
+
+    assert (error.status, error.code) == (400, "too_many_keys")
+
+
 async def test_a_bad_key_is_refused_before_the_body_is_read(edge: Edge) -> None:
     response = await edge.http.post(CHAT, content=b"no json")
 
@@ -118,6 +123,21 @@ async def test_more_answers_than_the_tenant_may_have_at_once_are_refused_for_goo
 
     assert (error.status, error.param) == (400, "n")
     assert "max_concurrent" in error.message
+
+
+async def test_more_answers_than_the_tenant_s_burst_are_refused_for_good(edge: Edge) -> None:
+    bounds = {"requests_per_s": "1.0", "burst_requests": "3", "max_concurrent": "0"}
+    await configure(
+        edge.mesh.control.address, {f"tenants.acme.{key}": bounds[key] for key in bounds}
+    )
+    most = {"max_concurrent": "1", "requests_per_s": "0.0"}
+    gateway = edge.node.gateway
+    await eventually(lambda: gateway.snapshot.config.tenants["acme"].requests_per_s)
+    error = await edge.refused(CHAT, {**BODY, "n": 4}, **GOOD)
+    await configure(edge.mesh.control.address, {f"tenants.acme.{key}": most[key] for key in most})
+
+    assert (error.status, error.param) == (400, "n")
+    assert "burst_requests" in error.message
 
 
 async def test_a_key_can_be_changed_while_it_runs(edge: Edge) -> None:

@@ -395,9 +395,10 @@ def test_tools_that_the_template_would_drop_are_refused_unless_they_are_not_want
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        ({"tools": {}, "tool_choice": "auto"}, "tool_choice"),
+        ({"tools": [], "tool_choice": "auto"}, "tool_choice"),
         ({"tools": "add"}, "tools"),
         ({"tools": 3}, "tools"),
+        ({"tools": {}}, "tools"),
         ({"tools": [TOOL] * (MAX_TOOLS + 1)}, "tools"),
         ({"tools": [3]}, "tools[0]"),
         ({"tools": [{}]}, "tools[0].type"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from functools import partial
 
 import pytest
@@ -16,7 +17,7 @@ from services.control.node import ControlNode
 from services.gateway.node import GatewayNode
 from services.gateway.upstream import read_members
 from services.runtime.membership import ControlClient
-from tests.gateway.edges import Edge, chat_body, open_http, refusal, run_edge
+from tests.gateway.edges import CHAT, Edge, chat_body, open_http, refusal, run_edge
 from tests.router.meshes import simulated
 from tests.runtime.ports import free_port
 from tests.runtime.processes import running
@@ -24,7 +25,6 @@ from tests.runtime.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CHAT = "/v1/chat/completions"
 BODY = chat_body(max_tokens=2)
 
 
@@ -74,16 +74,19 @@ async def test_a_router_that_cannot_be_reached_is_passed_over(edge: Edge) -> Non
 
 
 async def test_a_router_that_dies_in_an_answer_is_named(edge: Edge) -> None:
-    [worker] = edge.mesh.workers
-    async with running("router", "--control", edge.mesh.control.address) as second:
+    body = chat_body(max_tokens=1000, ignore_eos=True, stream=True)
+    async with (
+        running("router", "--control", edge.mesh.control.address) as second,
+        AsyncExitStack() as stack,
+    ):
         await eventually(lambda: len(edge.node.gateway.members.routers) == 2)
-        body = chat_body(max_tokens=400, ignore_eos=True, stream=True)
-        asking = [asyncio.ensure_future(edge.http.post(CHAT, json=body)) for _ in range(2)]
-        await eventually(lambda: worker.num_streams == 2)
+        asking = [edge.http.stream("POST", CHAT, json=body) for _ in range(2)]
+        # Each has begun to answer.
+        answers = [await stack.enter_async_context(each) for each in asking]
         second.send(signal.SIGKILL)
-        answers = [(await each).text for each in asking]
+        texts = [(await each.aread()).decode() for each in answers]
 
-    lost = [text for text in answers if "[DONE]" not in text]
+    lost = [text for text in texts if "[DONE]" not in text]
     assert len(lost) == 1
     assert "the router was lost in the middle of the answer" in lost[0]
     assert '"code":"router_lost"' in lost[0]
@@ -142,13 +145,14 @@ async def test_only_who_is_ready_counts() -> None:
         model="m",
         worker=control_pb2.WorkerCapacity(max_context_tokens=100),
     )
-    starting, prefill, foreign = (control_pb2.Member() for _ in range(3))
-    for each in (starting, prefill, foreign):
+    larger, starting, prefill, foreign = (control_pb2.Member() for _ in range(4))
+    for each in (larger, starting, prefill, foreign):
         each.CopyFrom(worker)
+    larger.worker.max_context_tokens = 200
     starting.state = control_pb2.MEMBER_STATE_STARTING
     prefill.worker.role = control_pb2.WORKER_ROLE_PREFILL
     foreign.model = "other"
 
-    found = read_members([worker, starting, prefill, foreign, router_member("a:1")], "m")
+    found = read_members([larger, worker, starting, prefill, foreign, router_member("a:1")], "m")
 
-    assert found == ({"a:1": "router-that-is-not"}, 1, 100)
+    assert found == ({"a:1": "router-that-is-not"}, 2, 100)

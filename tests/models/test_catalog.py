@@ -34,6 +34,12 @@ def test_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
     assert "smollm2-135m-instruct" in refusal.value.message
 
 
+@pytest.mark.parametrize("name", ["~no-such-user/model.gguf", "x" * 5000])
+def test_name_that_no_path_can_have_is_refused(name: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"mesh\.model: cannot look for '"):
+        find_model(name)
+
+
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"mesh\.model: no such file: .*gone\.gguf"):
         find_model(str(tmp_path / "gone.gguf"))

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
-
-import grpc
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from firsttoken.client import MeshClient, MeshError
@@ -17,39 +11,9 @@ from services.core.ledger import Segment
 from services.core.settings import MeshConfig
 from services.core.tenants import hash_key
 from tests.conftest import MeshFactory
+from tests.runtime.collector import attributes_of, collecting
 
 TRACE_ID, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-
-
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """An OTLP collector that keeps what it receives."""
-
-    def __init__(self) -> None:
-        self.spans: list[trace_pb2.Span] = []
-
-    async def Export(
-        self, request: trace_service_pb2.ExportTraceServiceRequest, context: Any
-    ) -> trace_service_pb2.ExportTraceServiceResponse:
-        for resource in request.resource_spans:
-            for scope in resource.scope_spans:
-                self.spans.extend(scope.spans)
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-    def named(self, name: str) -> trace_pb2.Span:
-        [span] = [span for span in self.spans if span.name == name]
-        return span
-
-
-@asynccontextmanager
-async def run_collector() -> AsyncIterator[tuple[Collector, str]]:
-    """It, and its endpoint."""
-    collector, server = Collector(), grpc.aio.server()
-    add: Any = trace_service_pb2_grpc.add_TraceServiceServicer_to_server  # untyped
-    add(collector, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    yield collector, f"http://127.0.0.1:{port}"
-    await server.stop(0)
 
 
 def traced(endpoint: str) -> MeshConfig:
@@ -59,7 +23,7 @@ def traced(endpoint: str) -> MeshConfig:
 
 
 async def test_every_hop_is_a_span_of_the_caller_s_trace(mesh_of: MeshFactory) -> None:
-    async with run_collector() as (collector, endpoint), mesh_of(traced(endpoint)) as mesh:
+    async with collecting() as collector, mesh_of(traced(collector.endpoint)) as mesh:
         await mesh.client.complete("Hello", max_tokens=2, traceparent=f"00-{TRACE_ID}-{CALLER}-01")
     router = collector.named("router.generate")
     below = {span.name for span in collector.spans if span.parent_span_id == router.span_id}
@@ -71,7 +35,7 @@ async def test_every_hop_is_a_span_of_the_caller_s_trace(mesh_of: MeshFactory) -
 
 
 async def test_a_refused_request_is_a_span_that_says_why(mesh_of: MeshFactory) -> None:
-    async with run_collector() as (collector, endpoint), mesh_of(traced(endpoint)) as mesh:
+    async with collecting() as collector, mesh_of(traced(collector.endpoint)) as mesh:
         with pytest.raises(MeshError):
             await mesh.client.complete("")
     router = collector.named("router.generate")
@@ -83,14 +47,14 @@ async def test_a_refused_request_is_a_span_that_says_why(mesh_of: MeshFactory) -
 async def test_a_span_names_the_tenant_and_never_its_key(mesh_of: MeshFactory) -> None:
     key = "ft-traced"
     tenants = {"acme": {"key_hashes": hash_key(key)}}
-    async with run_collector() as (collector, endpoint):
-        known = config.parse({**config.nest(config.flatten(traced(endpoint))), "tenants": tenants})
+    async with collecting() as collector:
+        settings = config.nest(config.flatten(traced(collector.endpoint)))
+        known = config.parse({**settings, "tenants": tenants})
         async with mesh_of(known) as mesh, MeshClient(mesh.router.address, api_key=key) as client:
             await client.complete("Hello", max_tokens=2)
     router = collector.named("router.generate")
-    attributes = {each.key: each.value.string_value for each in router.attributes}
 
-    assert attributes["firsttoken.tenant"] == "acme"
+    assert attributes_of(router)["firsttoken.tenant"] == "acme"
     assert not any(key in str(span) for span in collector.spans)
 
 

@@ -31,14 +31,23 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     @property
-    def spans(self) -> dict[str, trace_pb2.Span]:
-        """By name."""
-        return {
-            span.name: span
+    def spans(self) -> list[trace_pb2.Span]:
+        return [
+            span
             for resource in self.received
             for scope in resource.scope_spans
             for span in scope.spans
-        }
+        ]
+
+    @property
+    def by_name(self) -> dict[str, trace_pb2.Span]:
+        """The last of each name."""
+        return {span.name: span for span in self.spans}
+
+    def named(self, name: str) -> trace_pb2.Span:
+        """The only one."""
+        [span] = [span for span in self.spans if span.name == name]
+        return span
 
 
 @contextlib.asynccontextmanager

@@ -302,7 +302,7 @@ async def test_a_malformed_message_in_a_stream_comes_after_the_sound_ones() -> N
 
     async with serving(note) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(channel, "many_to_many", encoded("a"), b"\x0a\x05", encoded("b"))
+            await call(channel, "many_to_many", encoded("a"), b"\x0a\x05")
 
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert seen == ["a"]

@@ -136,7 +136,7 @@ async def test_a_collector_that_answers_leaves_no_line_in_the_log(
             context = TraceContext.new().child(sampled=True)
             tracing.record_request("generate", context, "", make_ledger(time.monotonic()), {})
 
-        assert len(collector.spans) == 3
+        assert len(collector.by_name) == 3
     assert caplog.messages == []
 
 
@@ -151,7 +151,7 @@ async def test_a_request_becomes_a_span_with_a_child_for_each_interval() -> None
             tracing.record_request(
                 "generate", context, SPAN_ID, ledger, attributes, end_s=arrived_s + 1.0
             )
-        found = collector.spans
+        found = collector.by_name
         (resource,) = collector.received
 
     request, queue, route = found["generate"], found["queue"], found["route"]
@@ -188,7 +188,7 @@ async def test_an_error_and_a_trace_that_begins_here_are_shown_as_such() -> None
         async with Tracing(collector.endpoint, service="router", member_id="r1") as tracing:
             ledger = Ledger(time.monotonic())
             tracing.record_request("generate", context, "", ledger, {}, error="no worker")
-        span = collector.spans["generate"]
+        span = collector.by_name["generate"]
 
     assert span.parent_span_id == b""
     assert span.status.code == span.status.STATUS_CODE_ERROR
@@ -202,7 +202,7 @@ async def test_an_error_is_as_long_as_in_the_answer_at_most() -> None:
         async with Tracing(collector.endpoint, service="router", member_id="r1") as tracing:
             ledger = Ledger(time.monotonic())
             tracing.record_request("generate", context, "", ledger, {}, error="x" * 10_000_000)
-        span = collector.spans["generate"]
+        span = collector.by_name["generate"]
 
     assert span.status.message == "x" * (MAX_MESSAGE_BYTES - 3) + "..."
 
@@ -214,7 +214,7 @@ async def test_spans_are_exported_while_it_runs() -> None:
         await stack.enter_async_context(tracing)
         context = TraceContext.new().child(sampled=True)
         tracing.record_request("generate", context, "", make_ledger(time.monotonic()), {})
-        await eventually(lambda: len(collector.spans) == 3)
+        await eventually(lambda: len(collector.by_name) == 3)
 
 
 @pytest.mark.parametrize("sampled", [False, None])
@@ -234,7 +234,7 @@ async def test_a_malformed_state_is_passed_on_but_not_exported(
     async with collecting() as collector:
         async with Tracing(collector.endpoint, service="router", member_id="r1") as tracing:
             tracing.record_request("generate", context, SPAN_ID, Ledger(time.monotonic()), {})
-        span = collector.spans["generate"]
+        span = collector.by_name["generate"]
 
     assert dict(context.metadata())["tracestate"] == "no key here"
     assert span.trace_state == ""

@@ -13,6 +13,7 @@ import grpc
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.cli.local_ca import LocalCa, Pem
@@ -163,16 +164,17 @@ def test_a_caller_with_a_key_needs_a_ca_alone(directory: Path) -> None:
 
 
 def test_a_chain_leads_over_its_middle(tmp_path: Path) -> None:
-    root = LocalCa.new("root")
-    middle = LocalCa.new("middle")
-    crossed = x509.load_pem_x509_certificate(middle.pem.certificate)
-    other = middle.service()
-    chain = other._replace(certificate=other.certificate + middle.pem.certificate)
+    root, strange = LocalCa.new("root"), LocalCa.new("strange")
+    signed = forge((), ca=root, common_name="middle")
+    key = serialization.load_pem_private_key(signed.key, None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    alone = LocalCa(x509.load_pem_x509_certificate(signed.certificate), key).service()
+    chain = alone._replace(certificate=alone.certificate + signed.certificate)
 
-    assert crossed.subject != x509.load_pem_x509_certificate(root.pem.certificate).subject
-    Tls(write(tmp_path / "trusted", middle.pem.certificate, chain))
-    with pytest.raises(StartupError, match="is not signed"):
-        Tls(write(tmp_path / "strange", root.pem.certificate, chain))
+    Tls(write(tmp_path / "whole", root.pem.certificate, chain))
+    for ca, pem in ((root, alone), (strange, chain)):
+        with pytest.raises(StartupError, match="is not signed"):
+            Tls(write(tmp_path / "broken", ca.pem.certificate, pem))
 
 
 def test_a_certificate_near_its_end_is_warned_of(

@@ -5,15 +5,13 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-from opentelemetry.proto.trace.v1 import trace_pb2
 
 from firsttoken.common.v1.common_pb2 import Chat, ChatMessage, ToolCall
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
@@ -34,6 +32,7 @@ from services.runtime.membership import ControlClient
 from services.runtime.telemetry import Tracing
 from services.tokenizer.node import TokenizerNode, load_encoder
 from services.tokenizer.service import Backend, _encode
+from tests.runtime.collector import collecting
 
 MODEL = "smollm2-135m-instruct"
 HELLO = ChatMessage(role="user", content="Hello")
@@ -272,32 +271,10 @@ async def test_callers_that_leave_while_they_wait_cost_no_thread() -> None:
     assert ran == ["stayed"]
 
 
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """An OTLP collector that keeps what it receives."""
-
-    def __init__(self) -> None:
-        self.spans: list[trace_pb2.Span] = []
-
-    async def Export(
-        self, request: trace_service_pb2.ExportTraceServiceRequest, context: Any
-    ) -> trace_service_pb2.ExportTraceServiceResponse:
-        for resource in request.resource_spans:
-            for scope in resource.scope_spans:
-                self.spans.extend(scope.spans)
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-
 async def test_sampled_request_leaves_a_span_in_its_caller_s_trace() -> None:
     trace_id, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-    collector = Collector()
-    async with AsyncExitStack() as stack:
-        server = grpc.aio.server()
-        add_collector: Any = trace_service_pb2_grpc.add_TraceServiceServicer_to_server  # untyped
-        add_collector(collector, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        stack.push_async_callback(server.stop, 0)
-        config = parse({"telemetry": {"otlp_endpoint": f"http://127.0.0.1:{port}"}})
+    async with collecting() as collector:
+        config = parse({"telemetry": {"otlp_endpoint": collector.endpoint}})
         async with run_tokenizer(config) as tokenizer:
             for flags, request in (
                 ("01", EncodeRequest(text="Hello")),
