@@ -4,7 +4,7 @@ The cost of a worker, in seconds, is what a request sent there would wait for an
 
     work queued there + room for its KV + what is loaded + what is computed
     + what evens out work: with x seconds of it lately above the least, which had l seconds,
-      EVENNESS * x * x / (l + FIRST_WORK_S)
+      EVENNESS * x * x / (l + FIRST_WORK_S), or MOST_EVENNESS * x where that is less
 
 Least cost wins. Whoever has the longest prefix wins only while that is worth more than what
 else the worker has to do: where all prompts begin alike, the longest prefix would send them
@@ -26,6 +26,9 @@ from router.work import FIRST_LOAD_SHARE
 
 # 5 % above the least count as they are.
 EVENNESS = 20.0
+# Of what is above the least, at most this share counts: a long prompt is not followed by
+# another one elsewhere, to make up for the first.
+MOST_EVENNESS = 0.5
 # Less work than this says nothing yet.
 FIRST_WORK_S = 100.0
 # Workers let a prompt wait for others until about this many times its own computing time:
@@ -83,7 +86,7 @@ class KvAware:
                 here = cached // block_tokens
                 work_s -= _saved_by_loading(view, blocks, here, block_tokens, token_s)
             excess_s = (load.recent_s - least) / scale
-            even_s = evenness * excess_s * excess_s
+            even_s = excess_s * min(evenness * excess_s, MOST_EVENNESS)
             cost_s = work_s + (even_s if even_s < full_s else full_s)
             if load.is_busy:
                 cost_s += min(load.queue_s(now_s), PATIENCE * work_s + step_tokens * token_s)

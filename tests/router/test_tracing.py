@@ -59,7 +59,7 @@ async def test_a_span_names_the_tenant_and_never_its_key(mesh_of: MeshFactory) -
 
 
 async def test_a_span_says_how_the_worker_was_chosen_and_what_it_had(mesh_of: MeshFactory) -> None:
-    async with run_collector() as (collector, endpoint), mesh_of(traced(endpoint)) as mesh:
+    async with collecting() as collector, mesh_of(traced(collector.endpoint)) as mesh:
         answer = await mesh.client.complete("Hello " * 200, max_tokens=2)
     attributes = {
         each.key.removeprefix("firsttoken.routing."): getattr(
