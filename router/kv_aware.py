@@ -2,7 +2,7 @@
 
 The cost of a worker, in seconds, is what a request sent there would wait for and take:
 
-    work queued there + room for its KV + what is loaded + what is computed
+    work queued there that it does not pass + room for its KV + what is loaded + what is computed
     + what evens out work: with x seconds of it lately above the least, which had l seconds,
       EVENNESS * x * x / (l + FIRST_WORK_S), or MOST_EVENNESS * x where that is less
 
@@ -31,9 +31,6 @@ EVENNESS = 20.0
 MOST_EVENNESS = 0.5
 # Less work than this says nothing yet.
 FIRST_WORK_S = 100.0
-# Workers let a prompt wait for others until about this many times its own computing time:
-# short prompts pass long ones (worker/scheduler.py).
-PATIENCE = 4.0
 # Costs that differ by less are equal: then the least busy wins.
 TIE_S, TIE_SHARE = 0.0005, 0.02
 
@@ -89,7 +86,7 @@ class KvAware:
             even_s = excess_s * min(evenness * excess_s, MOST_EVENNESS)
             cost_s = work_s + (even_s if even_s < full_s else full_s)
             if load.is_busy:
-                cost_s += min(load.queue_s(now_s), PATIENCE * work_s + step_tokens * token_s)
+                cost_s += load.wait_s(work_s, step_tokens * token_s, now_s)
             num_free = load.num_free_blocks
             if num_free is not None and num_tokens - cached > num_free * block_tokens:
                 cost_s += load.room_wait_s((num_tokens - cached) // block_tokens + 1)

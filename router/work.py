@@ -7,12 +7,19 @@ it is taken to be worked off.
 
 from __future__ import annotations
 
+from bisect import bisect
+
 from router.reports import LoadEvent
 
 # Until anything is measured anywhere.
 FIRST_TOKEN_S = 1 / 2000
 # Loading a block of the node's store takes this share of computing it, until it is measured.
 FIRST_LOAD_SHARE = 0.25
+# Workers let a prompt wait for others until about this many times its own computing time:
+# short prompts pass long ones (worker/order.py). Where sizes are within these bounds, they
+# are alike.
+PATIENCE = 4.0
+SIZES_S = (0.01, 0.04, 0.16, 0.64, 2.56)
 # Of a new measurement, how much is believed.
 BELIEF = 0.25
 # Trust comes back with each report: who is never asked could not win it back.
@@ -31,6 +38,7 @@ class WorkerLoad:
         "_outstanding_s",
         "_outstanding_tokens",
         "_reported_s",
+        "_up_to_s",
         "foreign_running",
         "has_reported",
         "is_busy",
@@ -63,6 +71,8 @@ class WorkerLoad:
         self._outstanding_s = 0.0
         self._outstanding_tokens = 0
         self._num_outstanding = 0
+        # Of those that take up to so long, in the order of SIZES_S, and of all.
+        self._up_to_s = [0.0] * (len(SIZES_S) + 1)
         self._busy_until_s = 0.0
         self._foreign_tokens = 0
         self._reported_s = 0.0
@@ -74,16 +84,28 @@ class WorkerLoad:
 
     def queue_s(self, now_s: float) -> float:
         """Until it has computed all the prompts that it has."""
-        own_s = self._busy_until_s - now_s
-        if own_s > self._outstanding_s:
-            own_s = self._outstanding_s
-        elif own_s < 0.0:
-            own_s = 0.0
+        own_s = min(self._outstanding_s, max(0.0, self._busy_until_s - now_s))
+        return own_s + self._foreign_s(now_s)
+
+    def wait_s(self, work_s: float, step_s: float, now_s: float) -> float:
+        """Until a prompt that takes `work_s` begins to be computed.
+
+        It passes those that take longer, but for the step that has begun.
+        """
+        wait_s = self._busy_until_s - now_s
+        outstanding_s = self._outstanding_s
+        if wait_s > outstanding_s:
+            wait_s = outstanding_s
+        if wait_s > 0.0:
+            longer_s = outstanding_s - self._up_to_s[bisect(SIZES_S, work_s)]
+            passed_s = wait_s * longer_s / outstanding_s
+            if passed_s > step_s:
+                wait_s -= passed_s - step_s
+        else:
+            wait_s = 0.0
         if self._foreign_tokens:
-            foreign_s = self._foreign_tokens * self.token_s - (now_s - self._reported_s)
-            if foreign_s > 0.0:
-                return own_s + foreign_s
-        return own_s
+            wait_s += min(self._foreign_s(now_s), PATIENCE * work_s + step_s)
+        return wait_s
 
     def begin(self, work_s: float, num_tokens: int, now_s: float) -> None:
         """A prompt is sent there, of which so many tokens are to be computed."""
@@ -91,17 +113,29 @@ class WorkerLoad:
         self._outstanding_s += work_s
         self._outstanding_tokens += num_tokens
         self._num_outstanding += 1
+        for size in range(bisect(SIZES_S, work_s), len(self._up_to_s)):
+            self._up_to_s[size] += work_s
         self.is_busy = True
 
     def end(self, work_s: float, num_tokens: int, now_s: float) -> None:
         """It is computed, or given up: once for each `begin`, with the same figures."""
         self._outstanding_tokens -= num_tokens
         self._num_outstanding -= 1
-        self._outstanding_s = max(0.0, self._outstanding_s - work_s)
-        if not self._num_outstanding:
+        if self._num_outstanding:
+            self._outstanding_s = max(0.0, self._outstanding_s - work_s)
+            for size in range(bisect(SIZES_S, work_s), len(self._up_to_s)):
+                self._up_to_s[size] -= work_s
+        else:
             self._outstanding_s = 0.0
+            self._up_to_s = [0.0] * len(self._up_to_s)
             self.is_busy = self._foreign_tokens > 0
         self._busy_until_s = min(self._busy_until_s, now_s + self._outstanding_s)
+
+    def _foreign_s(self, now_s: float) -> float:
+        """Of other routers' prompts, what was reported and has not been worked off since."""
+        if not self._foreign_tokens:
+            return 0.0
+        return max(0.0, self._foreign_tokens * self.token_s - (now_s - self._reported_s))
 
     def hear(self, load: LoadEvent, in_flight: int, now_s: float) -> None:
         self.has_reported = True

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from services.bench import reuse
-from services.cli import bench_edge, bench_kv, bench_route, rpc
+from services.cli import bench_edge, bench_kv, bench_ladder, bench_route, rpc
 
 MAX_COUNT = 1_000_000
 
@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench_edge.add_arguments(edge)
     route = benchmarks.add_parser("route", help="strategies of routing, on a trace or a made load")
     bench_route.add_arguments(route)
-    for parser in (shared, kv, edge, route):
+    ladder = benchmarks.add_parser("ladder", help="one optimisation after the other")
+    bench_ladder.add_arguments(ladder)
+    for parser in (shared, kv, edge, route, ladder):
         parser.add_argument("--json", action="store_true", help="end with one line of JSON")
 
 
@@ -35,6 +37,10 @@ def run(arguments: argparse.Namespace) -> int:
     match arguments.benchmark:
         case "route":
             return _end(rpc.readably(bench_route.measure, arguments), bench_route.show, arguments)
+        case "ladder":
+            document = rpc.readably(bench_ladder.measure, arguments)
+            _end(document, bench_ladder.show, arguments)
+            return bench_ladder.exit_status(document)
         case "kv":
             measuring, show = bench_kv.measure(arguments.parts), bench_kv.show
         case "edge":

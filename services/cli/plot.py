@@ -1,4 +1,4 @@
-"""What `firsttoken bench route` measured, as one HTML file that needs nothing else. Pure."""
+"""What benchmarks measured, as one HTML file that needs nothing else. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def page(
     header: Sequence[str],
     rows: Iterable[Sequence[str]],
 ) -> str:
-    """`head`: what was measured, in lines. `header` and `rows`: the table of all figures."""
+    """Of `bench route`. `head`: what was measured, in lines. `header` and `rows`: the table of
+    all figures."""
     strategies = document["strategies"]
     curves = document["ttft_curve_ms"]
     ideal = document["oracle"]["hit_rate"]
@@ -68,12 +69,17 @@ def page(
             mark=1.0,
         ),
         "<h2>All figures</h2>",
-        _table(header, rows),
+        table(header, rows),
     ]
+    return frame("firsttoken bench route", parts)
+
+
+def frame(title: str, parts: Iterable[str]) -> str:
+    """The whole page. `parts`: HTML."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
-        f"<title>firsttoken bench route</title>\n<style>{_STYLE}{_SERIES}</style></head>\n<body>"
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}{_SERIES}</style></head>\n<body>"
         + "\n".join(parts)
         + "\n</body></html>\n"
     )
@@ -87,13 +93,21 @@ def _bars(
     digits: int,
     mark: float | None = None,
 ) -> list[str]:
-    values = {row["strategy"]: row[figure] for row in strategies if row[figure] is not None}
-    if not values:
+    values = {row["strategy"]: row[figure] for row in strategies}
+    return bars(values, title, digits=digits, mark=mark)
+
+
+def bars(
+    values: Mapping[str, float | None], title: str, *, digits: int, mark: float | None = None
+) -> list[str]:
+    """One for each name that has a figure; a dashed line at `mark`."""
+    known = {name: value for name, value in values.items() if value is not None}
+    if not known:
         return []
-    return [f"<h2>{escape(title)}</h2>", svg.bars(values, digits=digits, mark=mark)]
+    return [f"<h2>{escape(title)}</h2>", svg.bars(known, digits=digits, mark=mark)]
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     def line(tag: str, cells: Sequence[str]) -> str:
         return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
