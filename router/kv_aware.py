@@ -24,8 +24,8 @@ from router.prefix_index import Reach, bits_of
 from router.prompt import Choice, Considered, Prompt
 from router.work import FIRST_LOAD_SHARE
 
-# 5 % above the least count as they are.
-EVENNESS = 20.0
+# 10 % above the least count as they are.
+EVENNESS = 10.0
 # Of what is above the least, at most this share counts: a long prompt is not followed by
 # another one elsewhere, to make up for the first.
 MOST_EVENNESS = 0.5
