@@ -97,19 +97,21 @@ def check_length(field: str, num_tokens: int, max_context_tokens: int) -> None:
         raise InvalidArgument([too_long], reason="PROMPT_TOO_LONG")
 
 
-def text_head(request: inference_pb2.GenerateRequest, num_bytes: int) -> bytes:
-    """The first bytes of what was said: text, the messages' contents, or the ids' bytes."""
+def text_head(request: inference_pb2.GenerateRequest, length: int) -> bytes:
+    """What SageMaker's PrefixLength looks at: of a chat, the first `length` characters of its
+    messages' text; of text, the first bytes; of ids, the first bytes of those.
+    """
     match request.WhichOneof("input"):
         case "text":
-            return request.text[:num_bytes].encode()[:num_bytes]
+            return request.text[:length].encode()[:length]
         case "chat":
-            head = b""
+            head = ""
             for message in request.chat.messages:
-                head += message.content[:num_bytes].encode()
-                if len(head) >= num_bytes:
+                head += message.content[: length - len(head)]
+                if len(head) >= length:
                     break
-            return head[:num_bytes]
-    return request.token_ids[:num_bytes]
+            return head.encode()
+    return request.token_ids[:length]
 
 
 def _check_model(model: str, served: str) -> Iterator[Violation]:

@@ -75,8 +75,7 @@ class PrefixAware:
     def fingerprint(self, prompt: Prompt) -> bytes:
         """Equal for prompts that begin alike, of the same tenant and salt."""
         if self._prefix_length_bytes and prompt.text_head:
-            head = prompt.text_head[: self._prefix_length_bytes]
-            return _digest(prompt.prefix_keys[:KEY_BYTES] + head)
+            return _digest(prompt.prefix_keys[:KEY_BYTES] + prompt.text_head)
         return fingerprint(prompt, self._prefix_length)
 
 

@@ -139,7 +139,8 @@ class RouterSettings:
     )
     prefix_length_bytes: int = setting(
         0,
-        "prefix_aware: when not 0, take the first bytes of the prompt's text instead of tokens.",
+        "prefix_aware: when not 0, take the beginning of the prompt's text instead of tokens: so"
+        " many bytes, or of a chat so many characters of its messages.",
         low=0,
         high=65536,
     )

@@ -179,10 +179,11 @@ def test_accepts_the_longest_prompt_that_leaves_room_for_a_token() -> None:
         (make_request(text="héllo"), "héllo".encode()[:4]),
         (make_request(text="hi"), b"hi"),
         (make_request(chat=make_chat("ab", "", "cde")), b"abcd"),
+        (make_request(chat=make_chat("äß", "", "öüé")), "äßöü".encode()),
         (make_request(token_ids=pack([258, 1])), bytes([2, 1, 0, 0])),
     ],
 )
-def test_takes_the_first_bytes_of_what_was_said(
+def test_takes_the_first_bytes_of_what_was_said_and_of_a_chat_characters(
     request_: inference_pb2.GenerateRequest, head: bytes
 ) -> None:
     assert text_head(request_, 4) == head
