@@ -198,7 +198,8 @@ class Fleet:
         worker.in_flight += 1
         worker.outstanding_tokens += num_tokens
         self.num_in_flight += 1
-        self._sort(worker)
+        if worker.in_flight >= worker.announced.num_slots or worker not in self._open:
+            self._sort(worker)
         return Slot(worker, num_tokens, self._release)
 
     def suspect(self, worker: Worker, now_s: float) -> None:
@@ -240,7 +241,8 @@ class Fleet:
         worker.in_flight -= 1
         worker.outstanding_tokens -= slot.num_tokens
         self.num_in_flight -= 1
-        self._sort(worker)
+        if worker not in self._open:
+            self._sort(worker)
         self._forget_if_gone(worker)
         self._on_room()
 
