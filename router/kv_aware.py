@@ -16,6 +16,7 @@ computing the whole prompt: evenness may outweigh a prefix, and no queue.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from router.fleet import Worker
@@ -33,6 +34,8 @@ MOST_EVENNESS = 0.5
 FIRST_WORK_S = 100.0
 # Costs that differ by less are equal: then the least busy wins.
 TIE_S, TIE_SHARE = 0.0005, 0.02
+# No more are compared: a router with thousands of workers must not stand still.
+MOST_CANDIDATES = 512
 
 
 class KvAware:
@@ -47,100 +50,125 @@ class KvAware:
         self._explain = explain
 
     def choose(self, candidates: Sequence[Worker], prompt: Prompt, now_s: float) -> Choice:
-        knowledge = self._knowledge
         usable = (prompt.num_tokens - 1) // prompt.block_tokens  # the last token is computed
-        blocks = _blocks_by_bit(knowledge.index.match(prompt.prefix_keys), usable)
-        costs = self._costs(candidates, prompt, blocks, now_s)
-        best_s = min(costs)
-        best = candidates[costs.index(best_s)]
+        blocks = _blocks_by_bit(self._knowledge.index.match(prompt.prefix_keys), usable)
+        if len(candidates) > MOST_CANDIDATES:
+            candidates = self._some(candidates, blocks)
+        works_s = self._works_s(candidates, prompt, blocks)
+        costs_s = self._costs_s(candidates, works_s, prompt, blocks, now_s)
+        best_s = min(costs_s)
         most_s = best_s + max(TIE_S, TIE_SHARE * best_s)
-        pairs = zip(costs, candidates, strict=True)
-        near = [worker for cost_s, worker in pairs if cost_s <= most_s]
-        chosen = best if len(near) == 1 else min(near, key=self._busyness)
-        return self._explained(chosen, candidates, costs, blocks, prompt)
-
-    def _costs(
-        self, candidates: Sequence[Worker], prompt: Prompt, blocks: Mapping[int, int], now_s: float
-    ) -> list[float]:
-        """Of each candidate. Most of a decision's time is here, so it is written out."""
-        views, typical_token_s = self._knowledge.views, self._knowledge.typical_token_s
-        scale = self._knowledge.scale(now_s)
-        least = min([views[worker].load.recent_s for worker in candidates])
-        evenness = EVENNESS / (least / scale + FIRST_WORK_S)
-        num_tokens, block_tokens = prompt.num_tokens, prompt.block_tokens
-        step_tokens = self._step_tokens
-        costs = []
-        for worker in candidates:
-            view = views[worker]
-            load = view.load
-            token_s = load.token_s or typical_token_s
-            work_s = full_s = num_tokens * token_s
-            cached = 0
-            if blocks and (held := blocks.get(view.bit)):
-                cached = int(held * load.trust) * block_tokens
-                work_s -= cached * token_s
-            if view.store is not None:
-                here = cached // block_tokens
-                work_s -= _saved_by_loading(view, blocks, here, block_tokens, token_s)
-            excess_s = (load.recent_s - least) / scale
-            even_s = excess_s * min(evenness * excess_s, MOST_EVENNESS)
-            cost_s = work_s + (even_s if even_s < full_s else full_s)
-            if load.is_busy:
-                cost_s += load.wait_s(work_s, step_tokens * token_s, now_s)
-            num_free = load.num_free_blocks
-            if num_free is not None and num_tokens - cached > num_free * block_tokens:
-                cost_s += load.room_wait_s((num_tokens - cached) // block_tokens + 1)
-            costs.append(cost_s)
-        return costs
-
-    def _busyness(self, worker: Worker) -> tuple[int, int]:
-        load = self._knowledge.views[worker].load
-        return worker.in_flight + load.foreign_running, worker.turn
-
-    def _explained(
-        self,
-        chosen: Worker,
-        candidates: Sequence[Worker],
-        costs: Sequence[float],
-        blocks: Mapping[int, int],
-        prompt: Prompt,
-    ) -> Choice:
-        views = self._knowledge.views
-        view = views[chosen]
-        predicted = self._predicted(view, blocks, prompt)
-        token_s = self._knowledge.token_s(view.load)
-        work_s = (prompt.num_tokens - predicted) * token_s
-        if view.store is not None:
-            here = predicted // prompt.block_tokens
-            work_s -= _saved_by_loading(view, blocks, here, prompt.block_tokens, token_s)
+        near = [place for place, cost_s in enumerate(costs_s) if cost_s <= most_s]
+        place = near[0]
+        if len(near) > 1:
+            place = min(near, key=lambda each: self._busyness(candidates[each]))
+        cached = self._cached(candidates[place], prompt, blocks)
         considered: tuple[Considered, ...] = ()
         if self._explain:
             considered = tuple(
                 Considered(
                     worker.announced.id,
                     worker.in_flight,
-                    self._predicted(views[worker], blocks, prompt),
+                    self._cached(worker, prompt, blocks),
                     cost_s,
                 )
-                for cost_s, worker in zip(costs, candidates, strict=True)
+                for worker, cost_s in zip(candidates, costs_s, strict=True)
             )
         return Choice(
-            chosen,
+            candidates[place],
             len(candidates),
             "least cost",
-            predicted,
-            prompt.num_tokens - predicted,
-            work_s,
-            costs[candidates.index(chosen)],
+            cached,
+            prompt.num_tokens - cached,
+            works_s[place],
+            costs_s[place],
             considered,
         )
 
-    def _predicted(self, view: View, blocks: Mapping[int, int], prompt: Prompt) -> int:
+    def _works_s(
+        self, candidates: Sequence[Worker], prompt: Prompt, blocks: Mapping[int, int]
+    ) -> list[float]:
+        """What each would compute and load. Most of a decision's time is here: one plain loop."""
+        views, typical_token_s = self._knowledge.views, self._knowledge.typical_token_s
+        num_tokens, block_tokens = prompt.num_tokens, prompt.block_tokens
+        works_s = []
+        for worker in candidates:
+            view = views[worker]
+            load = view.load
+            token_s = load.token_s or typical_token_s
+            work_s = num_tokens * token_s
+            held = blocks.get(view.bit, 0)
+            if held:
+                held = int(held * load.trust)
+                work_s -= held * block_tokens * token_s
+            if view.store is not None:
+                work_s -= _saved_by_loading(view, blocks, held, block_tokens, token_s)
+            works_s.append(work_s)
+        return works_s
+
+    def _costs_s(
+        self,
+        candidates: Sequence[Worker],
+        works_s: Sequence[float],
+        prompt: Prompt,
+        blocks: Mapping[int, int],
+        now_s: float,
+    ) -> list[float]:
+        """All in all; infinite where the work alone is more than another's cost."""
+        knowledge, views, num_tokens = self._knowledge, self._knowledge.views, prompt.num_tokens
+        scale = knowledge.scale(now_s)
+        least = min([views[worker].load.recent_s for worker in candidates])
+        evenness = EVENNESS / (least / scale + FIRST_WORK_S)
+
+        def cost_of(worker: Worker, work_s: float) -> float:
+            load = views[worker].load
+            token_s = knowledge.token_s(load)
+            excess_s = (load.recent_s - least) / scale
+            even_s = excess_s * min(evenness * excess_s, MOST_EVENNESS)
+            cost_s = work_s + min(even_s, num_tokens * token_s)
+            if load.is_busy:
+                cost_s += load.wait_s(work_s, self._step_tokens * token_s, now_s)
+            if load.num_free_blocks is not None:
+                uncached = num_tokens - self._cached(worker, prompt, blocks)
+                num_blocks = uncached // prompt.block_tokens + 1
+                if num_blocks > load.num_free_blocks:
+                    cost_s += load.room_wait_s(num_blocks)
+            return cost_s
+
+        most_s = math.inf
+        if not self._explain:
+            least_work_s = min(works_s)
+            most_s = cost_of(candidates[works_s.index(least_work_s)], least_work_s)
+            most_s += max(TIE_S, TIE_SHARE * most_s)
+        return [
+            cost_of(candidates[place], work_s) if work_s <= most_s else math.inf
+            for place, work_s in enumerate(works_s)
+        ]
+
+    def _cached(self, worker: Worker, prompt: Prompt, blocks: Mapping[int, int]) -> int:
+        """Tokens of the prompt that are expected to be cached there."""
+        view = self._knowledge.views[worker]
         return int(blocks.get(view.bit, 0) * view.load.trust) * prompt.block_tokens
+
+    def _some(self, candidates: Sequence[Worker], blocks: Mapping[int, int]) -> Sequence[Worker]:
+        """Of very many: those that have most of the prompt, and others in turn."""
+        views = self._knowledge.views
+        half = MOST_CANDIDATES // 2
+        having = [each for each in candidates if views[each].bit in blocks]
+        having.sort(key=lambda each: -blocks[views[each].bit])
+        others = sorted(candidates, key=lambda each: each.turn)[:half]
+        return list(dict.fromkeys([*having[:half], *others]))
+
+    def _busyness(self, worker: Worker) -> tuple[int, int]:
+        load = self._knowledge.views[worker].load
+        return worker.in_flight + load.foreign_running, worker.turn
 
 
 def _blocks_by_bit(reaches: Sequence[Reach], most: int) -> dict[int, int]:
-    return {bit: min(reach.num_blocks, most) for reach in reaches for bit in bits_of(reach.mask)}
+    blocks: dict[int, int] = {}
+    for num_blocks, mask in reaches:
+        blocks.update(dict.fromkeys(bits_of(mask), min(num_blocks, most)))
+    return blocks
 
 
 def _saved_by_loading(

@@ -261,7 +261,11 @@ def backwards(prefix_keys: bytes, num_blocks: int) -> Iterator[bytes]:
 
 
 def bits_of(mask: int) -> Iterator[int]:
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
+    for place, byte in enumerate(mask.to_bytes((mask.bit_length() + 7) // 8, "little")):
+        if byte:
+            first = 8 * place
+            for bit in _BITS[byte]:
+                yield first + bit
+
+
+_BITS = [tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256)]

@@ -11,6 +11,8 @@ from bisect import bisect
 
 from router.reports import LoadEvent
 
+# A worker that says it is slower is believed this much.
+SLOWEST_TOKENS_PER_S = 0.001
 # Until anything is measured anywhere.
 FIRST_TOKEN_S = 1 / 2000
 # Loading a block of the node's store takes this share of computing it, until it is measured.
@@ -101,6 +103,9 @@ class WorkerLoad:
             passed_s = wait_s * longer_s / outstanding_s
             if passed_s > step_s:
                 wait_s -= passed_s - step_s
+        elif self._num_outstanding:
+            # It should have begun by now: it may take as long again.
+            wait_s = -wait_s
         else:
             wait_s = 0.0
         if self._foreign_tokens:
@@ -141,7 +146,7 @@ class WorkerLoad:
         self.has_reported = True
         self.trust += RECOVERY * (1.0 - self.trust)
         if load.prefill_tokens_per_s > 0:
-            self.token_s = 1 / load.prefill_tokens_per_s
+            self.token_s = 1 / max(load.prefill_tokens_per_s, SLOWEST_TOKENS_PER_S)
         self._foreign_tokens = max(0, load.queued_prompt_tokens - self._outstanding_tokens)
         self.is_busy = bool(self._foreign_tokens or self._num_outstanding)
         self._reported_s = now_s
@@ -180,6 +185,10 @@ class WorkerLoad:
         self.trust += BELIEF * (min(1.0, actual / predicted) - self.trust)
 
 
+# After so many, nothing is left of old work.
+MOST_HALF_LIVES = 64.0
+
+
 class RecentWork:
     """Work given out lately counts half after `half_life_s`.
 
@@ -196,7 +205,7 @@ class RecentWork:
         """What a second of work given now counts; above LARGEST it is time to `rebase`."""
         if self._since_s is None:
             self._since_s = now_s
-        return float(2.0 ** ((now_s - self._since_s) / self._half_life_s))
+        return float(2.0 ** min((now_s - self._since_s) / self._half_life_s, MOST_HALF_LIVES))
 
     def rebase(self, now_s: float) -> float:
         """By what all figures are to be multiplied."""
