@@ -17,16 +17,15 @@ from firsttoken.client import Answer, MeshClient, MeshError
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
 from services.bench.ladder import (
-    LOAD_SHARE,
     Headroom,
     Ladder,
-    Load,
     Result,
     Rung,
     Trait,
     compare,
     summarize,
 )
+from services.bench.ladder_load import LOAD_SHARE, Load
 from services.bench.processes import list_members
 from services.bench.settings import configure
 from services.bench.workloads import token_ids
@@ -65,7 +64,7 @@ class Mesh(Protocol):
     async def run_beside(self, work: Coroutine[Any, Any, T]) -> T: ...
 
 
-# Starts one with this many workers that answer, and this many that compute prompts for them.
+# Starts one, with this many workers that answer, and this many that compute prompts for them.
 OpenMesh: TypeAlias = Callable[[int, int], AbstractAsyncContextManager[Mesh]]
 Tell: TypeAlias = Callable[[str], None]
 
@@ -93,9 +92,11 @@ async def measure(
     *,
     seconds: float,
     load: Load = LOAD,
+    config: MeshConfig = CONFIG,
     tell: Tell = lambda text: None,
 ) -> dict[str, Any]:
-    """`seconds`: of load on each rung. `tell` hears how far it is."""
+    """`seconds`: of load on each rung. `config`: that of the meshes. `tell` hears how far
+    it is."""
     split = [rung for rung in ladder.rungs if Trait.SPLIT in rung.traits]
     tell(f"starting {NUM_WORKERS} workers …")
     async with open_mesh(NUM_WORKERS, 0) as mesh, _open(mesh, load, tell) as bench:
@@ -107,7 +108,7 @@ async def measure(
             rows += await mesh.run_beside(_measure_split(bench, split, mixed.arrivals))
     return {
         "benchmark": "ladder",
-        "engine": CONFIG.worker.engine,
+        "engine": config.worker.engine,
         "clock": "real",
         "seconds": seconds,
         "capacity_per_s": mixed.capacity_per_s,
@@ -117,9 +118,9 @@ async def measure(
         "mesh": {
             "workers": NUM_WORKERS,
             "prefill_workers": 1,
-            "blocks_per_worker": CONFIG.worker.num_cache_blocks,
-            "slots_per_worker": CONFIG.worker.num_slots,
-            "store_mb_per_node": CONFIG.kvstore.capacity_mb,
+            "blocks_per_worker": config.worker.num_cache_blocks,
+            "slots_per_worker": config.worker.num_slots,
+            "store_mb_per_node": config.kvstore.capacity_mb,
         },
         **compare(rows, mixed.without_split),
     }
@@ -172,6 +173,7 @@ class _Bench:
         self._control = control
         self._load = load
         self._tell = tell
+        self._num_slots = sum(worker.worker.num_slots for worker in workers)
         self._num_answering = sum(
             worker.worker.role != control_pb2.WORKER_ROLE_PREFILL for worker in workers
         )
@@ -199,7 +201,7 @@ class _Bench:
             occupied=sum(load.num_blocks_cached for load in loads),
             num_blocks=sum(load.num_blocks_total for load in loads),
             running=sum(load.num_running for load in loads),
-            num_slots=len(loads) * CONFIG.worker.num_slots,
+            num_slots=self._num_slots,
         )
 
     async def capacity(self, baseline: Rung, seconds: float) -> float:

@@ -8,16 +8,15 @@ from typing import Any
 
 from router.reports import LoadEvent
 from services.bench.ladder import (
-    LOAD_SHARE,
     Headroom,
     Ladder,
-    Load,
     Result,
     Rung,
     Trait,
     compare,
     summarize,
 )
+from services.bench.ladder_load import LOAD_SHARE, Load
 from services.bench.route import TIMING
 from services.core.config import flatten, nest, parse
 from services.core.settings import MeshConfig

@@ -10,6 +10,8 @@ from services.cli import plot
 from services.cli.kv_tables import table
 
 WITHOUT_SPLIT = "without split"
+# With fewer, a 95th percentile lies between the two slowest.
+FEW = 21
 TTFT_HEADER = (
     *("", "mean", "P95", "mean by", "of base", "share", "P95 by", "of base", "share"),
     *("inter. mean", "P95"),
@@ -78,6 +80,8 @@ def verdict(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"Completed on every rung: {rows[0]['completed']} of {document['requests']}"
     else:
         yield "NOT the same number completed on every rung: its figures compare other requests."
+    if document["requests"] < FEW:
+        yield "So few requests: P95 is little else than the slowest. More come with --seconds."
     for row in rows:
         for reason, number in row["errors"].items():
             yield f"{row['rung']}: {number} requests not served: {reason}"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.bench import ladder_virtual
+from services.bench import ladder_live, ladder_virtual
 from services.bench.ladder import (
     NAMES,
     RUNGS,
     Headroom,
-    Load,
     Result,
     Rung,
     Trait,
@@ -23,7 +23,10 @@ from services.bench.ladder import (
     compare,
     summarize,
 )
-from services.core.config import change
+from services.bench.ladder_load import Load
+from services.cli.mesh import LocalMesh
+from services.cli.plans import run_quiet_mesh
+from services.core.config import change, parse
 from services.core.errors import InvalidArgument
 from services.core.settings import MeshConfig
 
@@ -244,3 +247,28 @@ def test_the_same_ladder_measures_the_same() -> None:
     ladder = climb(["cache", "split"])
     documents = [ladder_virtual.measure(ladder, seconds=1.0) for _ in range(2)]
     assert documents[0] == documents[1]
+
+
+async def test_the_ladder_stands_on_real_processes_too() -> None:
+    fast = {
+        "engine": "simulated",
+        "simulated": {"prefill_tokens_per_s": 4_000.0, "decode_step_ms": 2.0, "num_blocks": 64},
+    }
+    config = parse({"worker": fast, "kvstore": {"local_redis_mb": 0}})
+
+    def open_mesh(num_workers: int, num_prefill: int) -> AbstractAsyncContextManager[LocalMesh]:
+        return run_quiet_mesh(config, num_workers=num_workers, num_prefill_workers=num_prefill)
+
+    document = await ladder_live.measure(climb(), open_mesh, seconds=1.0, load=CHATS, config=config)
+    rows = {row["rung"]: row for row in document["rungs"]}
+
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert (document["clock"], document["engine"]) == ("real", "simulated")
+    assert tuple(rows) == NAMES
+    assert document["equal_completions"]
+    assert document["rate_per_s"] == pytest.approx(0.6 * document["capacity_per_s"])
+    for row in (*rows.values(), document["without_split"]):
+        assert row["completed"] == document["requests"]
+        assert 0 < row["running_peak"] <= row["slots"] == 16
+    assert rows["baseline"]["hit_rate"] == 0
+    assert rows["routing"]["hit_rate"] > 0.5
