@@ -11,7 +11,8 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
@@ -34,8 +35,10 @@ METHODS = {
     Tier.NODE: "/firsttoken.kvstore.v1.KvStoreService/Watch",
 }
 BACKOFF_S = (0.05, 2.0)  # first, longest
-# Streams that wait for their snapshot at the same time.
+# Streams that are opened at the same time. Each counts for so long at most: who does not
+# answer holds up nobody else.
 MAX_OPENING = 64
+OPENING_TURN_S = 0.1
 MAX_RETRIES_PER_S = 500
 OPEN_TIMEOUT_S = 10.0
 LONG_BYTES = SLICE_KEYS * KEY_BYTES
@@ -63,6 +66,35 @@ class Holder(NamedTuple):
     tier: Tier
 
 
+class Openings:
+    """Keeps thousands of streams from being opened at once."""
+
+    def __init__(self) -> None:
+        self._room = asyncio.Semaphore(MAX_OPENING)
+        self.num_counted = 0
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Waits for it. It may be over before the block is."""
+        await self._room.acquire()
+        self.num_counted += 1
+        counts = True
+
+        def stop_counting() -> None:
+            nonlocal counts
+            if counts:
+                counts = False
+                self.num_counted -= 1
+                self._room.release()
+
+        timer = asyncio.get_running_loop().call_later(OPENING_TURN_S, stop_counting)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            stop_counting()
+
+
 class Watching:
     """An async context manager that has one stream open to each holder."""
 
@@ -75,7 +107,7 @@ class Watching:
         self._ending: set[asyncio.Task[None]] = set()
         self._to_start: deque[_Feed] = deque()
         self._starting: asyncio.Task[None] | None = None
-        self.opening = asyncio.Semaphore(MAX_OPENING)
+        self.openings = Openings()
         # Long messages are taken in one at a time, in slices: together they would hold the loop.
         self._long = asyncio.Lock()
 
@@ -215,7 +247,7 @@ class _Feed:
         reading = Reading()
         read = reading.of_worker if self._holder.tier is Tier.WORKER else reading.of_store
         try:
-            async with self._watching.opening:
+            async with self._watching.openings.turn():
                 call = self._call = self._watching.open(self._holder)
                 async with asyncio.timeout(OPEN_TIMEOUT_S):
                     message: Any = await answer_of(call.read())

@@ -15,7 +15,7 @@ from firsttoken.worker.v1 import worker_pb2
 from router.feed import Feed, Verdict
 from router.reports import EvictedEvent, LoadEvent, Report, SnapshotEvent, StoredEvent, Tier
 from router.watch_messages import SLICE_KEYS, Reading
-from router.watching import Holder, Watching
+from router.watching import MAX_OPENING, Holder, Watching
 from services.core.keys import KEY_BYTES
 from services.runtime.channels import Channels
 from tests.runtime.waiting import eventually
@@ -208,7 +208,7 @@ async def test_a_worker_that_flaps_leaves_nothing_behind() -> None:
         await eventually(lambda: not tasks("watch "))
         await eventually(lambda: teller.num_open == 0)
         assert all_.num_followed == 0
-        assert not all_.opening.locked()
+        assert all_.openings.num_counted == 0
 
 
 async def test_hundreds_of_silent_workers_do_not_keep_one_from_being_heard() -> None:
@@ -217,6 +217,19 @@ async def test_hundreds_of_silent_workers_do_not_keep_one_from_being_heard() -> 
         nobody = [worker(f"127.0.0.1:{number}", f"n{number}") for number in range(1, 501)]
         following.follow([*nobody, worker(address)])
         await eventually(lambda: ears.held.get("w") == {1})
+
+
+async def test_hundreds_that_never_answer_do_not_keep_one_from_being_heard() -> None:
+    ears, mute, teller = Ears(), Teller([]), Teller([snapshot(1, 1)])
+    async with serve(mute) as mute_address, serve(teller) as address, watching(ears) as following:
+        mutes = [worker(mute_address, f"m{number}") for number in range(4 * MAX_OPENING)]
+        following.follow(mutes)
+        await eventually(lambda: mute.num_open >= MAX_OPENING)
+        following.follow([*mutes, worker(address)])
+        await eventually(lambda: ears.held.get("w") == {1})
+        # None of the others has been given up yet.
+        assert ears.num_deaf == 0
+        await eventually(lambda: following.openings.num_counted == 0)
 
 
 async def test_a_large_snapshot_lets_others_go_on_meanwhile() -> None:
