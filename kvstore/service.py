@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from firsttoken.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from kvstore.reader import MAX_SENT_BYTES, Given
@@ -12,7 +13,7 @@ from kvstore.store import KvStore, Selection
 from kvstore.tier2 import Tier2Stats, Wanted
 from kvstore.writer import Finished, NewBlock, Reservation, State, Writer
 from services.core.errors import InvalidArgument
-from services.core.keys import KEY_BYTES, join_keys, split_keys, storage_key
+from services.core.keys import KEY_BYTES, join_keys, snapshot_parts, split_keys, storage_key
 from services.core.kvblocks import CHECKSUM_BYTES, MAX_FINGERPRINT_BYTES, Block
 from services.runtime.changes import KeysChange, KeysEvent
 from services.runtime.interceptor import Context
@@ -79,7 +80,8 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
     ) -> AsyncIterator[kvstore_pb2.WatchResponse]:
         with self._store.tier1.feed.follow() as follower:
             while (event := await follower.next()) is not None:
-                yield _event_to_proto(event)
+                for response in _event_to_proto(event):
+                    yield response
 
     async def GetStats(
         self, request: kvstore_pb2.GetStatsRequest, context: Context
@@ -282,16 +284,17 @@ def _given_to_proto(given: Given) -> kvstore_pb2.GetResponse:
     return response
 
 
-def _event_to_proto(event: KeysEvent) -> kvstore_pb2.WatchResponse:
-    keys = join_keys(event.keys)
-    response = kvstore_pb2.WatchResponse(sequence=event.sequence, incarnation=event.incarnation)
+def _event_to_proto(event: KeysEvent) -> Iterator[kvstore_pb2.WatchResponse]:
+    make = partial(
+        kvstore_pb2.WatchResponse, sequence=event.sequence, incarnation=event.incarnation
+    )
     if not isinstance(event, KeysChange):
-        response.snapshot = keys
+        for number, keys in enumerate(snapshot_parts(event.keys)):
+            yield make(snapshot=keys, continues=number > 0)
     elif event.added:
-        response.stored = keys
+        yield make(stored=join_keys(event.keys))
     else:
-        response.evicted = keys
-    return response
+        yield make(evicted=join_keys(event.keys))
 
 
 def _tier2_to_proto(stats: Tier2Stats) -> kvstore_pb2.TierStats:

@@ -25,13 +25,13 @@ from router.prefix_index import Reach, bits_of
 from router.prompt import Choice, Considered, Prompt
 from router.work import FIRST_LOAD_SHARE
 
-# 10 % above the least count as they are.
-EVENNESS = 10.0
+# 3 % above the least count as they are.
+EVENNESS = 30.0
 # Of what is above the least, at most this share counts: a long prompt is not followed by
 # another one elsewhere, to make up for the first.
 MOST_EVENNESS = 0.5
 # Less work than this says nothing yet.
-FIRST_WORK_S = 100.0
+FIRST_WORK_S = 300.0
 # Costs that differ by less are equal: then the least busy wins.
 TIE_S, TIE_SHARE = 0.0005, 0.02
 # No more are compared: a router with thousands of workers must not stand still.

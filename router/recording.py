@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, NamedTuple, TypeAlias
 
 from router.decisions import (
     Anonymous,
@@ -36,10 +36,26 @@ MAX_QUEUED = 4096
 MAX_FILES = 100
 CLOSE_TIMEOUT_S = 2.0
 SALT_BYTES = 32
+# Lines that a failing disk may take with it, though it had taken them.
+MAX_UNFLUSHED = 64
 
 Line: TypeAlias = Callable[[float], bytes]
 
 logger = logging.getLogger(__name__)
+
+
+class Tally:
+    """Decisions, over all files of a router. Threads change it, under its lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.num_written = 0
+        self.num_lost = 0
+
+
+class _Entry(NamedTuple):
+    line: Line
+    num_decisions: int
 
 
 class Recorder:
@@ -53,12 +69,21 @@ class Recorder:
         self._workers: tuple[Announced, ...] = ()
         self._snapshot: Snapshot | None = None
         self._closing: list[RecordFile] = []
-        self.num_written = 0
-        self.num_dropped = 0
+        self._tally = Tally()
+
+    @property
+    def num_written(self) -> int:
+        return self._tally.num_written
+
+    @property
+    def num_dropped(self) -> int:
+        """Those that the disk was too slow for, or did not take."""
+        return self._tally.num_lost
 
     @property
     def active(self) -> bool:
-        return self._file is not None and self._file.alive
+        """Whether decisions are asked for: then `record` takes or counts them."""
+        return self._file is not None and self._file.wants
 
     def configure(self, snapshot: Snapshot) -> None:
         settings = snapshot.config.router
@@ -82,14 +107,11 @@ class Recorder:
 
     def record(self, decision: Decision) -> None:
         file = self._file
-        if file is None or not file.alive or random.random() >= self._sample:
+        if file is None or not file.wants or random.random() >= self._sample:
             return
-
-        def line(at_s: float) -> bytes:
-            self.num_written += 1
-            return decision_line(decision, file.names, start_s=file.start_s)
-
-        self.num_dropped += not file.put(line)
+        file.put(
+            lambda at_s: decision_line(decision, file.names, start_s=file.start_s), num_decisions=1
+        )
 
     async def close(self) -> None:
         """What waits is written, as far as CLOSE_TIMEOUT_S lets it. May be called twice."""
@@ -101,12 +123,13 @@ class Recorder:
     def _open(self, snapshot: Snapshot, path: Path, max_bytes: int) -> RecordFile:
         started = datetime.now(UTC).isoformat(timespec="milliseconds")
         first = header(self._router_id, snapshot, started=started, sample=self._sample)
-        return RecordFile(path, [first, workers_line(0.0, self._workers)], max_bytes)
+        lines = [first, workers_line(0.0, self._workers)]
+        return RecordFile(path, lines, max_bytes, self._tally)
 
     def _close_file(self) -> None:
         if self._file is not None:
             self._file.end()
-            self._closing = [each for each in self._closing if each.alive]
+            self._closing = [each for each in self._closing if each.running]
             self._closing.append(self._file)
             self._file = None
 
@@ -117,31 +140,40 @@ class RecordFile:
     `path`: where a file of that name is there already, a number comes into it.
     """
 
-    def __init__(self, path: Path, first: Iterable[bytes], max_bytes: int) -> None:
+    def __init__(self, path: Path, first: Iterable[bytes], max_bytes: int, tally: Tally) -> None:
         self.names = Anonymous(secrets.token_bytes(SALT_BYTES))
         self.start_s = time.monotonic()
         self._path = path
         self._first = tuple(first)
         self._max_bytes = max_bytes
+        self._tally = tally
         # None: the end.
-        self._queue: queue.Queue[Line | None] = queue.Queue(MAX_QUEUED)
+        self._queue: queue.Queue[_Entry | None] = queue.Queue(MAX_QUEUED)
         self._ended = False
+        self._failed = False
         self._num_dropped = 0
+        # Decisions that were given to the file, and may not have got there.
+        self._num_unflushed = 0
         self._thread = threading.Thread(target=self._run, name="decisions", daemon=True)
         self._thread.start()
 
     @property
-    def alive(self) -> bool:
-        return not self._ended and self._thread.is_alive()
+    def running(self) -> bool:
+        return self._thread.is_alive()
 
-    def put(self, line: Line) -> bool:
-        """Whether it will be written."""
-        try:
-            self._queue.put_nowait(line)
-        except queue.Full:
-            self._num_dropped += 1
-            return False
-        return True
+    @property
+    def wants(self) -> bool:
+        """Whether it takes lines, or counts them where it cannot be written."""
+        return not self._ended and (self._failed or self.running)
+
+    def put(self, line: Line, *, num_decisions: int = 0) -> None:
+        """What has no room, or cannot be written any more, is counted as lost."""
+        with self._tally.lock:
+            if not self._failed and not self._queue.full():
+                self._queue.put_nowait(_Entry(line, num_decisions))
+                return
+            self._num_dropped += num_decisions
+            self._tally.num_lost += num_decisions
 
     def end(self) -> None:
         """May be called twice."""
@@ -160,8 +192,20 @@ class RecordFile:
                 reason = self._write(file)
             event(logger, logging.INFO, "recording ended", file=str(path), reason=reason)
         except OSError as error:
+            self._fail()
             problem = {"file": str(self._path), "reason": error.strerror or str(error)}
             event(logger, logging.ERROR, "decisions are not recorded", **problem)
+
+    def _fail(self) -> None:
+        """What waits is lost, and what comes will be."""
+        with self._tally.lock:
+            self._failed = True
+            num_lost = self._num_unflushed
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    entry = self._queue.get_nowait()
+                    num_lost += entry.num_decisions if entry is not None else 0
+            self._tally.num_lost += num_lost
 
     def _create(self) -> tuple[Path, int]:
         """For its owner alone. Raises OSError."""
@@ -173,7 +217,10 @@ class RecordFile:
             try:
                 return path, os.open(path, flags, 0o600)
             except FileExistsError:
-                continue
+                if not path.is_file():
+                    raise OSError("it is there, and no regular file: name another") from None
+            except ValueError as error:  # a NUL
+                raise OSError(f"no file can have this name: {error}") from None
         raise OSError(f"{MAX_FILES} files of this name are there: move some away")
 
     def _write(self, file: BinaryIO) -> str:
@@ -182,26 +229,34 @@ class RecordFile:
         file.writelines(self._first)
         told = 0
         while True:
-            if self._queue.empty():
-                file.flush()
-                if self._ended:
+            if self._queue.empty() or self._num_unflushed >= MAX_UNFLUSHED:
+                self._flush(file)
+                if self._ended and self._queue.empty():
                     reason = "stopped"
                     break
-            line = self._queue.get()
-            if line is None:
+            entry = self._queue.get()
+            if entry is None:
                 continue
             at_s = round(time.monotonic() - self.start_s, 6)
-            data = line(at_s)
+            data = entry.line(at_s)
             if dropped := self._num_dropped - told:
                 told += dropped
                 data = dropped_line(at_s, dropped) + data
             if size + len(data) > self._max_bytes:
                 reason = f"router.record_max_bytes, {self._max_bytes}, is reached"
                 break
+            self._num_unflushed += entry.num_decisions
             file.write(data)
             size += len(data)
         at_s = round(time.monotonic() - self.start_s, 6)
         if dropped := self._num_dropped - told:
             file.write(dropped_line(at_s, dropped))
         file.write(end_line(at_s, reason))
+        self._flush(file)
         return reason
+
+    def _flush(self, file: BinaryIO) -> None:
+        file.flush()
+        with self._tally.lock:
+            self._tally.num_written += self._num_unflushed
+        self._num_unflushed = 0

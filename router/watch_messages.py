@@ -28,25 +28,37 @@ class Reading:
     def of_worker(self, message: worker_pb2.WatchResponse) -> Iterator[Report]:
         """Nothing for an event that this version does not know."""
         kind = message.WhichOneof("event")
-        keys, load = b"", None
+        keys, load, continues = b"", None, False
         match kind:
             case "snapshot":
-                keys, load = message.snapshot.prefix_keys, _load(message.snapshot.load)
+                keys, continues = message.snapshot.prefix_keys, message.snapshot.continues
+                load = None if continues else _load(message.snapshot.load)
             case "stored":
                 keys = message.stored.prefix_keys
             case "evicted":
                 keys = message.evicted.prefix_keys
             case "load":
                 load = _load(message.load)
-        return self._read(message.sequence, message.incarnation, kind, keys, load)
+        return self._read(
+            message.sequence, message.incarnation, kind, keys, load, continues=continues
+        )
 
     def of_store(self, message: kvstore_pb2.WatchResponse) -> Iterator[Report]:
         kind = message.WhichOneof("event")
         keys = getattr(message, kind) if kind else b""
-        return self._read(message.sequence, message.incarnation, kind, keys, None)
+        return self._read(
+            message.sequence, message.incarnation, kind, keys, None, continues=message.continues
+        )
 
     def _read(
-        self, sequence: int, incarnation: str, kind: str | None, keys: bytes, load: LoadEvent | None
+        self,
+        sequence: int,
+        incarnation: str,
+        kind: str | None,
+        keys: bytes,
+        load: LoadEvent | None,
+        *,
+        continues: bool,
     ) -> Iterator[Report]:
         """Raises ValueError when `keys` is not whole keys."""
         if len(keys) % KEY_BYTES:
@@ -58,7 +70,9 @@ class Reading:
         for start in range(0, max(len(keys), 1), SLICE_KEYS * KEY_BYTES):
             some = _split(keys, start)
             if kind == "snapshot":
-                event = SnapshotEvent(some, None if start else load, continues=start > 0)
+                event = SnapshotEvent(
+                    some, None if start else load, continues=continues or start > 0
+                )
                 yield Report(sequence, incarnation, event)
                 continue
             if start:

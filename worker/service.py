@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -12,7 +12,7 @@ import grpc
 from firsttoken.common.v1 import common_pb2
 from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
 from services.core.errors import Unavailable
-from services.core.keys import join_keys
+from services.core.keys import join_keys, snapshot_parts
 from services.core.ledger import Ledger
 from services.core.settings import DelaySettings, WorkerSettings
 from services.models.vocabulary import Vocabulary
@@ -32,7 +32,7 @@ from worker.requests import Prompt, check_request
 from worker.sources import KvSources
 from worker.stream import TokenStream
 from worker.tier import TierStats
-from worker.watch import BlocksEvent, Event, LoadEvent, SnapshotEvent
+from worker.watch import BlocksEvent, LoadEvent, SnapshotEvent
 from worker.wire import SERVICE_NAME
 
 PrefillHandler: TypeAlias = "grpc.RpcMethodHandler[worker_pb2.PrefillRequest, bytes]"
@@ -120,8 +120,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     ) -> AsyncIterator[worker_pb2.WatchResponse]:
         with self._front.hub.watch() as watcher:
             while (event := await watcher.next()) is not None:
-                if not (request.load_only and isinstance(event, BlocksEvent)):
-                    yield _event_to_proto(event, self._load, load_only=request.load_only)
+                if isinstance(event, SnapshotEvent):
+                    for part in self._snapshot(event, load_only=request.load_only):
+                        yield part
+                elif not (request.load_only and isinstance(event, BlocksEvent)):
+                    yield _event_to_proto(event, self._load)
 
     async def Drain(
         self, request: worker_pb2.DrainRequest, context: Context
@@ -132,6 +135,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         remaining_s = context.time_remaining()
         timeout_s = None if remaining_s is None else max(remaining_s - 0.1, 0.0)
         return worker_pb2.DrainResponse(num_running=await self._front.drain(timeout_s))
+
+    def _snapshot(
+        self, event: SnapshotEvent, *, load_only: bool
+    ) -> Iterator[worker_pb2.WatchResponse]:
+        for number, keys in enumerate(snapshot_parts(() if load_only else event.prefix_keys)):
+            part = worker_pb2.Snapshot(prefix_keys=keys, continues=number > 0)
+            if not number:
+                part.load.CopyFrom(self._load(event.load))
+            yield worker_pb2.WatchResponse(
+                sequence=event.sequence, incarnation=event.incarnation, snapshot=part
+            )
 
     def _load(self, load: CoreLoad) -> worker_pb2.Load:
         inbox = self._front.inbox
@@ -227,14 +241,10 @@ def _traffic_to_proto(stats: TierStats) -> worker_pb2.KvTraffic:
 
 
 def _event_to_proto(
-    event: Event, to_load: Callable[[CoreLoad], worker_pb2.Load], *, load_only: bool
+    event: BlocksEvent | LoadEvent, to_load: Callable[[CoreLoad], worker_pb2.Load]
 ) -> worker_pb2.WatchResponse:
     response = worker_pb2.WatchResponse(sequence=event.sequence, incarnation=event.incarnation)
     match event:
-        case SnapshotEvent():
-            keys = b"" if load_only else join_keys(event.prefix_keys)
-            snapshot = worker_pb2.Snapshot(prefix_keys=keys, load=to_load(event.load))
-            response.snapshot.CopyFrom(snapshot)
         case BlocksEvent(stored=True):
             response.stored.prefix_keys = join_keys(event.prefix_keys)
         case BlocksEvent():

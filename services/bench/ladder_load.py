@@ -18,8 +18,8 @@ LOAD_SHARE = 0.6
 class Load:
     """Chats that begin with one of some prefixes, and requests that can wait (batch).
 
-    Those have prompts of `batch_tokens` that share nothing, and come so many at once;
-    without `batch_tokens`, they are like the chats.
+    Those are documents of `batch_tokens` that share nothing, `batch_burst` at once; without
+    `batch_tokens`, they are like the chats.
     """
 
     block_tokens: int = 64
@@ -34,15 +34,16 @@ class Load:
     batch_burst: int = 1
 
     def arrivals(self, *, num_requests: int, seconds: float, seed: int = 0) -> list[Arrival]:
-        """Poisson, given how many come in all."""
+        """Poisson, given how many come in all; documents spread over the whole time."""
         chance = random.Random(seed)
         num_batch = round(num_requests * self.batch_share)
         chats = [self._chat(chance, seconds) for _ in range(num_requests - num_batch)]
-        batch: list[Arrival] = []
-        while len(batch) < num_batch:
-            burst = min(self.batch_burst, num_batch - len(batch))
-            batch += self._burst(chance, seconds, burst)
-        return sorted(chats + batch, key=lambda arrival: arrival.at_s)
+        if self.batch_tokens is None:
+            batch = [self._chat(chance, seconds) for _ in range(num_batch)]
+        else:
+            batch = self._documents(chance, seconds, num_batch, self.batch_tokens)
+        chats += [each._replace(request_class="batch") for each in batch]
+        return sorted(chats, key=lambda arrival: arrival.at_s)
 
     def describe(self) -> dict[str, Any]:
         return asdict(self)
@@ -53,13 +54,16 @@ class Load:
             self._make(0.0, rank) for rank in range(1, self.num_prefixes + 1) for _ in range(times)
         ]
 
-    def _burst(self, chance: random.Random, seconds: float, size: int) -> list[Arrival]:
-        if self.batch_tokens is None:
-            chats = [self._chat(chance, seconds) for _ in range(size)]
-            return [chat._replace(request_class="batch") for chat in chats]
-        at_s = chance.uniform(0.0, seconds)
-        prompt = self.batch_tokens
-        return [Arrival(at_s, (), prompt, self.output_tokens, request_class="batch")] * size
+    def _documents(
+        self, chance: random.Random, seconds: float, number: int, prompt_tokens: int
+    ) -> list[Arrival]:
+        """Each burst somewhere in its own part of the time."""
+        num_bursts = -(-number // self.batch_burst)
+        times_s = [seconds * (each + chance.random()) / num_bursts for each in range(num_bursts)]
+        return [
+            Arrival(times_s[each // self.batch_burst], (), prompt_tokens, self.output_tokens)
+            for each in range(number)
+        ]
 
     def _chat(self, chance: random.Random, seconds: float) -> Arrival:
         ranks = range(1, self.num_prefixes + 1)

@@ -11,11 +11,13 @@ A storage key names the bytes that one engine computed for that prefix.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from services.core.tokens import BYTES_PER_TOKEN
 
 KEY_BYTES = 32
+# Of a snapshot, in one message: 2 MiB, well below what a channel takes.
+MAX_SNAPSHOT_KEYS = 1 << 16
 # Of a request's cache_salt.
 MAX_SALT_CHARACTERS = 256
 
@@ -47,6 +49,12 @@ def storage_key(prefix_key: bytes, fingerprint: bytes) -> bytes:
 
 def join_keys(keys: Sequence[bytes]) -> bytes:
     return b"".join(keys)
+
+
+def snapshot_parts(keys: Sequence[bytes]) -> Iterator[bytes]:
+    """Joined, as many as one message may carry at a time. Of no keys: one empty part."""
+    for start in range(0, max(len(keys), 1), MAX_SNAPSHOT_KEYS):
+        yield join_keys(keys[start : start + MAX_SNAPSHOT_KEYS])
 
 
 def split_keys(joined: bytes) -> list[bytes]:

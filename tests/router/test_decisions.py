@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from router import recording
 from router.decisions import FORMAT, NAME_BYTES, Anonymous, Decision, decision_line
 from router.prompt import Choice, Considered
-from router.recording import Recorder
+from router.recording import Recorder, RecordFile
 from services.core import config
 from services.core.config import Snapshot
 from services.core.keys import extend_keys, join_keys, root_key
@@ -208,15 +209,43 @@ async def test_what_the_disk_is_too_slow_for_is_counted(
     assert missing == recorder.num_dropped > 0
 
 
+@pytest.mark.parametrize("path", ["none/d.jsonl", "/", ".", "", "a\0b", "/dev/full"])
 async def test_a_place_that_cannot_be_written_is_an_error_in_the_log_and_no_more(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder = Recorder("r")
-    recorder.configure(snapshot(record_decisions=str(tmp_path / "none" / "d.jsonl")))
-    await eventually(lambda: not recorder.active)
+    where = str(tmp_path / path) if path in ("none/d.jsonl", "") else path
+    recorder.configure(snapshot(record_decisions=where))
+    recorder.record(decide())
+    await eventually(lambda: "decisions are not recorded" in caplog.text)
     recorder.record(decide())
     await recorder.close()
-    assert "decisions are not recorded" in caplog.text
+    assert len(caplog.records) == 1
+    assert (recorder.num_written, recorder.num_dropped) == (0, 2)
+    assert list(tmp_path.iterdir()) == []
+    assert not tmp_path.with_name(f"{tmp_path.name}-2").exists()
+
+
+class FullDisk(RecordFile):
+    """Whatever its path: all that is written goes to /dev/full."""
+
+    def _create(self) -> tuple[Path, int]:
+        return Path("/dev/full"), os.open("/dev/full", os.O_WRONLY)
+
+
+async def test_what_a_full_disk_loses_is_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recording, "RecordFile", FullDisk)
+    recorder = Recorder("r")
+    recorder.configure(snapshot(record_decisions="d.jsonl"))
+    for _ in range(300):
+        recorder.record(decide())
+    await eventually(lambda: "No space left" in caplog.text)
+    for _ in range(50):
+        recorder.record(decide())
+    await recorder.close()
+    assert (recorder.num_written, recorder.num_dropped) == (0, 350)
 
 
 async def test_another_path_is_another_file(tmp_path: Path) -> None:

@@ -481,13 +481,16 @@ class WatchResponse(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
     EVICTED_FIELD_NUMBER: _builtins.int
+    CONTINUES_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Counts up by one with each event; a snapshot carries the last event's number."""
     incarnation: _builtins.str
     snapshot: _builtins.bytes
-    """Concatenated 32-byte prefix keys."""
+    """Concatenated 32-byte prefix keys; of a snapshot, 65536 at most."""
     stored: _builtins.bytes
     evicted: _builtins.bytes
+    continues: _builtins.bool
+    """A snapshot that adds to the one before it: a large one comes in several messages."""
     def __init__(
         self,
         *,
@@ -496,10 +499,11 @@ class WatchResponse(_message.Message):
         snapshot: _builtins.bytes = ...,
         stored: _builtins.bytes = ...,
         evicted: _builtins.bytes = ...,
+        continues: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "evicted", b"evicted", "snapshot", b"snapshot", "stored", b"stored"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "evicted", b"evicted", "incarnation", b"incarnation", "sequence", b"sequence", "snapshot", b"snapshot", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continues", b"continues", "event", b"event", "evicted", b"evicted", "incarnation", b"incarnation", "sequence", b"sequence", "snapshot", b"snapshot", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["snapshot", "stored", "evicted"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015

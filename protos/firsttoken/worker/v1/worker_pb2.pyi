@@ -730,25 +730,31 @@ Global___WatchResponse: _TypeAlias = WatchResponse  # noqa: Y015
 
 @_typing.final
 class Snapshot(_message.Message):
-    """All that the worker holds now."""
+    """All that the worker holds now. A large one comes in several messages, one after the other."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PREFIX_KEYS_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    CONTINUES_FIELD_NUMBER: _builtins.int
     prefix_keys: _builtins.bytes
-    """Concatenated 32-byte prefix keys."""
+    """Concatenated 32-byte prefix keys, 65536 at most."""
+    continues: _builtins.bool
+    """It adds to the one before it; false: it replaces what was known."""
     @_builtins.property
-    def load(self) -> Global___Load: ...
+    def load(self) -> Global___Load:
+        """In the first of them."""
+
     def __init__(
         self,
         *,
         prefix_keys: _builtins.bytes = ...,
         load: Global___Load | None = ...,
+        continues: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "prefix_keys", b"prefix_keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continues", b"continues", "load", b"load", "prefix_keys", b"prefix_keys"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
