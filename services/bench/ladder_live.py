@@ -114,6 +114,7 @@ async def measure(
         "capacity_per_s": mixed.capacity_per_s,
         "rate_per_s": LOAD_SHARE * mixed.capacity_per_s,
         "requests": len(mixed.arrivals),
+        "batch_requests": sum(each.request_class == "batch" for each in mixed.arrivals),
         "load": load.describe(),
         "mesh": {
             "workers": NUM_WORKERS,

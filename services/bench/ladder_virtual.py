@@ -82,6 +82,7 @@ def measure(
     if ladder.without_split is not None:
         tell("all but the split:")
         without_split = measure_rung(ladder.without_split)
+    measured = [arrival for arrival in arrivals if arrival.at_s >= warm_s]
     config = _config(ladder.rungs[0])
     return {
         "benchmark": "ladder",
@@ -90,7 +91,8 @@ def measure(
         "seconds": seconds,
         "capacity_per_s": capacity_per_s,
         "rate_per_s": rate_per_s,
-        "requests": sum(arrival.at_s >= warm_s for arrival in arrivals),
+        "requests": len(measured),
+        "batch_requests": sum(arrival.request_class == "batch" for arrival in measured),
         "load": load.describe(),
         "mesh": {
             "workers": NUM_WORKERS,

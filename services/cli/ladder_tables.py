@@ -62,7 +62,7 @@ def headline(document: Mapping[str, Any]) -> Iterator[str]:
         f" {load['num_prefixes']} beginnings) and {load['suffix_tokens']} of their own, answers of"
         f" {load['output_tokens']}"
     )
-    share = f"{load['batch_share']:.0%} of them can wait"
+    share = f"{document['batch_requests']} of them can wait"
     if load["batch_tokens"] is not None:
         share += (
             f": documents of {load['batch_tokens']} tokens that share nothing,"

@@ -222,6 +222,7 @@ def test_the_virtual_ladder_tells_what_each_rung_gives() -> None:
     ]
     assert document["equal_completions"]
     assert rows["baseline"]["completed"] == document["requests"]
+    assert 0 < document["batch_requests"] < document["requests"]
     assert all(row["refused"] == row["failed"] == 0 for row in rows.values())
     assert rows["baseline"]["hit_rate"] == 0
     assert rows["cache"]["hit_rate"] < rows["routing"]["hit_rate"]

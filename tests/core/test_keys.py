@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from services.core.keys import (
     KEY_BYTES,
+    MAX_SNAPSHOT_KEYS,
     extend_keys,
     join_keys,
     root_key,
+    snapshot_parts,
     split_keys,
     storage_key,
 )
@@ -82,3 +84,18 @@ def test_joined_keys_split_again() -> None:
 def test_half_a_key_is_refused() -> None:
     with pytest.raises(ValueError, match="whole keys of 32 bytes"):
         split_keys(bytes(KEY_BYTES + 1))
+
+
+@pytest.mark.parametrize(
+    ("num_keys", "num_parts"),
+    [(0, 1), (1, 1), (MAX_SNAPSHOT_KEYS, 1), (MAX_SNAPSHOT_KEYS + 1, 2)],
+)
+def test_a_snapshot_is_cut_into_parts_that_one_message_can_carry(
+    num_keys: int, num_parts: int
+) -> None:
+    keys = [number.to_bytes(KEY_BYTES, "big") for number in range(num_keys)]
+    parts = list(snapshot_parts(keys))
+
+    assert len(parts) == num_parts
+    assert max(map(len, parts)) <= MAX_SNAPSHOT_KEYS * KEY_BYTES
+    assert b"".join(parts) == join_keys(keys)

@@ -397,6 +397,21 @@ async def test_watchers_see_a_snapshot_and_then_every_change() -> None:
     assert {each.incarnation for each in (snapshot, stored, evicted)} == {incarnation}
 
 
+async def test_a_router_hears_of_more_blocks_than_one_message_can_carry() -> None:
+    num, ears = MAX_MESSAGE_BYTES // KEY_BYTES + 1, Ears()
+    async with running() as (store, client, _), watching(ears) as following:
+        own, store.tier1.feed.keys = (
+            store.tier1.feed.keys,
+            [key.to_bytes(KEY_BYTES, "big") for key in range(num)],
+        )
+        following.follow([Holder("s", client.address, Tier.NODE)])
+        await eventually(lambda: len(ears.held.get("s", ())) == num)
+        store.tier1.feed.keys = own
+        await client.put(make_chain("a", 1))
+        await eventually(lambda: len(ears.held["s"]) == num + 1)
+        assert following.num_broken == 0
+
+
 @pytest.mark.parametrize("num_puts", [3, 3 * MAX_BACKLOG], ids=["few", "more than may wait"])
 async def test_a_watcher_hears_each_change_or_a_snapshot_of_them(num_puts: int) -> None:
     async with running(num_slots=4) as (store, client, _):

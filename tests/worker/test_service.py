@@ -19,9 +19,14 @@ from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
 from services.control.node import ControlNode
 from services.core import config as mesh_config
 from services.core.errors import InvalidArgument
-from services.core.keys import extend_keys, join_keys, root_key, split_keys
+from router.reports import SnapshotEvent, Tier
+from router.watching import Holder
+from services.core.keys import KEY_BYTES, extend_keys, join_keys, root_key, split_keys
 from services.core.tokens import pack, unpack
-from services.runtime.channels import open_channel
+from services.runtime.channels import MAX_MESSAGE_BYTES, open_channel
+from tests.router.test_watching import Ears, watching
+from tests.runtime.waiting import eventually
+from tests.worker.test_watch import report
 from worker.engines.contract import EngineInfo
 from worker.node import WorkerNode
 from worker.requests import check_request
@@ -243,6 +248,23 @@ async def test_a_watcher_learns_which_blocks_were_stored(worker: Running) -> Non
     assert snapshot.snapshot.prefix_keys == b""
     assert event.sequence == snapshot.sequence + 1
     assert split_keys(event.stored.prefix_keys)[:2] == split_keys(wanted.prefix_keys)[1:]
+
+
+async def test_a_router_hears_of_more_blocks_than_one_message_can_carry(worker: Running) -> None:
+    num = MAX_MESSAGE_BYTES // KEY_BYTES + 1
+    hub, ears = worker.node._front.hub, Ears()
+    hub.apply(report(stored=[key.to_bytes(KEY_BYTES, "big") for key in range(num)]))
+    async with watching(ears) as following:
+        following.follow([Holder("w", worker.node.address, Tier.WORKER)])
+        await eventually(lambda: len(ears.held.get("w", ())) == num)
+        hub.apply(report(stored=[num.to_bytes(KEY_BYTES, "big")]))
+        await eventually(lambda: len(ears.held["w"]) == num + 1)
+        assert following.num_broken == 0
+    snapshots = [
+        each.event for each in ears.reports["w"] if isinstance(each.event, SnapshotEvent)
+    ]
+    assert [each.continues for each in snapshots] == [False] + [True] * (len(snapshots) - 1)
+    assert [each.load is None for each in snapshots] == [each.continues for each in snapshots]
 
 
 async def test_a_watcher_of_load_gets_no_keys(worker: Running) -> None:
