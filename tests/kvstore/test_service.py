@@ -12,9 +12,11 @@ from grpc_status import rpc_status
 
 from firsttoken.kvstore.v1 import kvstore_pb2
 from kvstore.eviction import POLICIES
-from services.core.keys import split_keys
+from router.watch_messages import Reading
+from services.core.keys import KEY_BYTES, split_keys
 from services.core.kvblocks import Bytes, checksum, copy_block, payload
 from services.runtime.changes import MAX_BACKLOG
+from services.runtime.channels import MAX_MESSAGE_BYTES
 from tests.kvstore.blocks import (
     FINGERPRINT,
     NUM_BYTES,
@@ -32,6 +34,7 @@ from tests.kvstore.blocks import (
 )
 from tests.kvstore.serving import running
 from tests.kvstore.test_memory_tier import put
+from tests.router.test_watching import Ears
 from tests.runtime.waiting import eventually
 
 
@@ -397,19 +400,20 @@ async def test_watchers_see_a_snapshot_and_then_every_change() -> None:
     assert {each.incarnation for each in (snapshot, stored, evicted)} == {incarnation}
 
 
-async def test_a_router_hears_of_more_blocks_than_one_message_can_carry() -> None:
-    num, ears = MAX_MESSAGE_BYTES // KEY_BYTES + 1, Ears()
-    async with running() as (store, client, _), watching(ears) as following:
-        own, store.tier1.feed.keys = (
-            store.tier1.feed.keys,
-            [key.to_bytes(KEY_BYTES, "big") for key in range(num)],
-        )
-        following.follow([Holder("s", client.address, Tier.NODE)])
-        await eventually(lambda: len(ears.held.get("s", ())) == num)
+async def test_more_blocks_than_one_message_can_carry_are_told_in_parts() -> None:
+    num, ears, reading = MAX_MESSAGE_BYTES // KEY_BYTES + 1, Ears(), Reading()
+    async with running() as (store, client, _):
+        own = store.tier1.feed.keys
+        store.tier1.feed.keys = [key.to_bytes(KEY_BYTES, "big") for key in range(num)]
+        call = client.stub.Watch(kvstore_pb2.WatchRequest())
+        while len(ears.held.get("s", ())) < num:
+            event = await call.read()
+            assert isinstance(event, kvstore_pb2.WatchResponse)
+            assert all(ears.hear("s", each) for each in reading.of_store(event))
+        call.cancel()
         store.tier1.feed.keys = own
-        await client.put(make_chain("a", 1))
-        await eventually(lambda: len(ears.held["s"]) == num + 1)
-        assert following.num_broken == 0
+
+    assert ears.held["s"] == set(range(num))
 
 
 @pytest.mark.parametrize("num_puts", [3, 3 * MAX_BACKLOG], ids=["few", "more than may wait"])

@@ -16,11 +16,11 @@ from grpc_status import rpc_status
 from firsttoken.common.v1 import common_pb2
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
+from router.reports import SnapshotEvent, Tier
+from router.watching import Holder
 from services.control.node import ControlNode
 from services.core import config as mesh_config
 from services.core.errors import InvalidArgument
-from router.reports import SnapshotEvent, Tier
-from router.watching import Holder
 from services.core.keys import KEY_BYTES, extend_keys, join_keys, root_key, split_keys
 from services.core.tokens import pack, unpack
 from services.runtime.channels import MAX_MESSAGE_BYTES, open_channel
@@ -260,9 +260,7 @@ async def test_a_router_hears_of_more_blocks_than_one_message_can_carry(worker: 
         hub.apply(report(stored=[num.to_bytes(KEY_BYTES, "big")]))
         await eventually(lambda: len(ears.held["w"]) == num + 1)
         assert following.num_broken == 0
-    snapshots = [
-        each.event for each in ears.reports["w"] if isinstance(each.event, SnapshotEvent)
-    ]
+    snapshots = [each.event for each in ears.reports["w"] if isinstance(each.event, SnapshotEvent)]
     assert [each.continues for each in snapshots] == [False] + [True] * (len(snapshots) - 1)
     assert [each.load is None for each in snapshots] == [each.continues for each in snapshots]
 
