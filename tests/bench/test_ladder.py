@@ -240,7 +240,7 @@ def test_tiers_find_again_what_small_caches_forgot() -> None:
     document = ladder_virtual.measure(climb(["cache", "tiers"]), seconds=6.0, load=load)
     _, cache, tiers = document["rungs"]
 
-    assert tiers["hit_rate"] > cache["hit_rate"] + 0.1
+    assert tiers["hit_rate"] > 1.5 * cache["hit_rate"]
     assert tiers["ttft_mean_ms"] < cache["ttft_mean_ms"]
 
 
