@@ -134,3 +134,18 @@ def test_a_prompt_shorter_than_a_block_has_no_worker_of_its_own(scene: Scene) ->
 
     assert choice.predicted_tokens == 0
     assert choice.uncached_tokens == 10
+
+
+def test_of_thousands_of_workers_some_are_compared_and_all_get_their_turn() -> None:
+    scene = Scene(*(f"w{number}" for number in range(2000)))
+    scene.hear("w77", 0, SnapshotEvent(keys_of(*LONG), MEASURED))
+    assert scene.choose(make_prompt(*LONG)).worker.announced.id == "w77"
+
+    chosen = set()
+    for number in range(1000):
+        choice, errand = scene.send(make_prompt(number), number * 0.01)
+        scene.fleet.take(choice.worker)
+        end(errand, number * 0.01, evaluated=65)
+        chosen.add(choice.worker)
+    assert choice.num_candidates <= 512
+    assert len(chosen) == 1000

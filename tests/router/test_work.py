@@ -120,3 +120,30 @@ def test_recent_work_counts_half_after_its_half_life() -> None:
     assert recent.scale(160.0) == pytest.approx(2.0)
     assert recent.rebase(160.0) == pytest.approx(0.5)
     assert recent.scale(160.0) == 1.0
+
+
+def test_a_prompt_that_should_have_begun_long_ago_may_take_as_long_again() -> None:
+    load = WorkerLoad()
+    load.begin(0.1, 100, now_s=0.0)
+
+    assert load.wait_s(0.1, 0.0, now_s=0.1) == 0.0
+    assert load.wait_s(0.1, 0.0, now_s=5.1) == pytest.approx(5.0)
+    load.end(0.1, 100, now_s=6.0)
+    assert load.wait_s(0.1, 0.0, now_s=6.0) == 0.0
+
+
+@pytest.mark.parametrize("speed", [5e-324, 1e-9, 1e300])
+def test_no_speed_makes_a_cost_that_is_no_number(speed: float) -> None:
+    load = WorkerLoad()
+    load.hear(LoadEvent(prefill_tokens_per_s=speed), in_flight=0, now_s=0.0)
+
+    assert 0 < load.token_s * 1_000_000 < 1e12
+
+
+def test_a_month_of_silence_is_outlived() -> None:
+    recent = RecentWork(3600.0)
+    recent.scale(0.0)
+
+    assert recent.scale(1e9) > RecentWork.LARGEST
+    assert recent.rebase(1e9) > 0.0
+    assert recent.scale(1e9) == 1.0
