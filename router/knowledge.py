@@ -25,6 +25,9 @@ from services.core.keys import KEY_BYTES
 REPORT_PATIENCE_S = 2.0
 # Of a worker that announces no blocks.
 DEFAULT_BLOCKS = 1024
+# Of the blocks that a worker says it has room for, what it may report to have. More cannot
+# be, and would drive out of the index what others have.
+BELIEVED = 1.1
 RECENT_HALF_LIFE_S = 3600.0
 TYPICAL_INTERVAL_S = 0.1
 
@@ -48,6 +51,14 @@ class View:
         self.load = load
         # Of its node.
         self.store: View | None = None
+
+    @property
+    def max_blocks(self) -> int | None:
+        """None: it does not say."""
+        if self.worker is None:
+            return None
+        num_blocks = self.worker.announced.num_blocks or self.load.num_blocks
+        return int(BELIEVED * num_blocks) or None
 
     def hold_as(self, holder: Holder) -> None:
         self.holder = holder
@@ -195,11 +206,11 @@ class Knowledge:
                 if not continues:
                     self.counts.snapshots += 1
                     self._start_over(view)
-                self.index.hold(view.holder, prefix_keys)
                 if load is not None:
                     self._hear_load(view, load, now_s)
+                self.index.hold(view.holder, prefix_keys, view.max_blocks)
             case StoredEvent(prefix_keys):
-                self.index.hold(view.holder, prefix_keys)
+                self.index.hold(view.holder, prefix_keys, view.max_blocks)
             case EvictedEvent(prefix_keys):
                 self.index.drop(view.holder, prefix_keys)
             case LoadEvent() as load:

@@ -97,23 +97,28 @@ class PrefixIndex:
             holder = self._leaving[-1]
             for blocks in (holder.held, holder.expected):
                 while blocks and num_blocks > 0:
-                    self._unset(blocks.popitem()[0], holder.mask)
+                    key = blocks.popitem()[0]
+                    if key not in holder.expected:
+                        self._unset(key, holder.mask)
                     num_blocks -= 1
             if not holder.held and not holder.expected:
                 self._leaving.pop()
                 self._holders[holder.bit] = None
                 self._free_bits.append(holder.bit)
 
-    def hold(self, holder: Holder, keys: Iterable[bytes]) -> None:
+    def hold(self, holder: Holder, keys: Iterable[bytes], most: int | None = None) -> None:
         """It has these now, in the order of their chain: its tail is the first to be dropped.
 
         Nobody's expectation any more: should they be evicted, they are not on their way.
+        It can have no more than `most`: those that it told first are gone.
         """
         held, expected, mask = holder.held, holder.expected, holder.mask
         for key in reversed([key[:SHORT_KEY_BYTES] for key in keys]):
             held[key] = None
             expected.pop(key, None)
             self._set(key, mask)
+        if most is not None and len(held) > most:
+            self._trim(holder, most)
         self._drop_oldest()
 
     def drop(self, holder: Holder, keys: Iterable[bytes]) -> None:
@@ -125,16 +130,12 @@ class PrefixIndex:
         """For a holder that does not say what it has: it used the first `num_blocks` of a
         prompt, and has as many blocks as `most`, the least recently used gone.
         """
-        held = holder.held
-        if not isinstance(held, OrderedDict):
-            # What leaves a plain dict at its front makes finding the next one slow.
-            held = holder.held = OrderedDict(held)
+        held = _ordered(holder)
         for key in backwards(prefix_keys, num_blocks):
             held[key] = None
             held.move_to_end(key)
             self._set(key, holder.mask)
-        while len(held) > most:
-            self._forget(holder, next(iter(held)))
+        self._trim(holder, most)
         self._drop_oldest()
 
     def expect(self, holder: Holder, keys: Sequence[bytes]) -> None:
@@ -235,6 +236,11 @@ class PrefixIndex:
             if key not in holder.expected:
                 self._unset(key, holder.mask)
 
+    def _trim(self, holder: Holder, most: int) -> None:
+        held = _ordered(holder)
+        while len(held) > most:
+            self._forget(holder, next(iter(held)))
+
     def _drop_oldest(self) -> None:
         while len(self._masks) > self._max_blocks:
             key, mask = self._masks.popitem(last=False)
@@ -244,6 +250,13 @@ class PrefixIndex:
                 assert holder is not None
                 holder.held.pop(key, None)
                 holder.expected.pop(key, None)
+
+
+def _ordered(holder: Holder) -> OrderedDict[bytes, None]:
+    """What leaves a plain dict at its front makes finding the next one slow."""
+    if not isinstance(holder.held, OrderedDict):
+        holder.held = OrderedDict(holder.held)
+    return holder.held
 
 
 def short_keys(prefix_keys: bytes, first: int = 0) -> list[bytes]:

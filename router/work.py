@@ -45,6 +45,7 @@ class WorkerLoad:
         "has_reported",
         "is_busy",
         "load_block_s",
+        "num_blocks",
         "num_free_blocks",
         "num_reserved_blocks",
         "recent_s",
@@ -68,6 +69,8 @@ class WorkerLoad:
         self.is_busy = False
         self.foreign_running = 0
         self.num_reserved_blocks = 0
+        # As it reports them; 0: its KV is not in blocks, or it has not said.
+        self.num_blocks = 0
         # None: its KV is not in blocks, or it has not said.
         self.num_free_blocks: int | None = None
         self._outstanding_s = 0.0
@@ -152,7 +155,7 @@ class WorkerLoad:
         self._reported_s = now_s
         self.foreign_running = max(0, load.num_running + load.num_waiting - in_flight)
         self.num_reserved_blocks = load.num_blocks_reserved
-        total = load.num_blocks_total
+        total = self.num_blocks = load.num_blocks_total
         self.num_free_blocks = total - load.num_blocks_reserved if total else None
 
     def go_deaf(self) -> None:

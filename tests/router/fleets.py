@@ -16,9 +16,12 @@ def announce(
     address: str = "",
     role: Role = Role.BOTH,
     fingerprint: str = "f",
+    num_blocks: int = 0,
 ) -> Announced:
     address = address or f"{name}:7000"
-    return Announced(name, address, ready, num_slots, max_context_tokens, role, fingerprint)
+    return Announced(
+        name, address, ready, num_slots, max_context_tokens, role, fingerprint, num_blocks
+    )
 
 
 def make_worker(name: str, *, in_flight: int = 0, turn: int = 0, **announced: Any) -> Worker:

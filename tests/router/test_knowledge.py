@@ -7,7 +7,7 @@ from router.knowledge import REPORT_PATIENCE_S, AnnouncedStore, Errand, Knowledg
 from router.kv_aware import KvAware
 from router.prompt import Choice, Prompt
 from router.reports import EvictedEvent, LoadEvent, Report, SnapshotEvent, StoredEvent
-from tests.router.chains import BLOCK_TOKENS, keys_of, make_prompt
+from tests.router.chains import BLOCK_TOKENS, key, keys_of, make_prompt
 from tests.router.fleets import announce, make_fleet
 
 MEASURED = LoadEvent(prefill_tokens_per_s=1000.0)
@@ -194,6 +194,25 @@ def test_predictions_are_compared_with_what_came(scene: Scene) -> None:
     assert (counts.decisions, counts.unreported) == (1, 0)
     assert (counts.predicted_tokens, counts.cached_tokens) == (192, 64)
     assert (counts.overpredicted_tokens, counts.underpredicted_tokens) == (128, 0)
+
+
+@pytest.mark.parametrize(("announced", "reported"), [(400, 0), (400, 1 << 20), (0, 400)])
+def test_a_worker_that_reports_more_than_it_can_hold_drives_no_other_out(
+    announced: int, reported: int
+) -> None:
+    scene = Scene("honest", "liar", max_blocks=4_000)
+    scene.fleet.update([announce("honest"), announce("liar", num_blocks=announced)])
+    scene.hear("honest", 0, SnapshotEvent(keys_of(*range(500)), MEASURED))
+    scene.hear("liar", 0, SnapshotEvent((), MEASURED._replace(num_blocks_total=reported)))
+
+    for sequence in range(1, 11):
+        false = tuple(key(sequence, number) for number in range(500))
+        scene.hear("liar", sequence, StoredEvent(false))
+    assert scene.predicted(make_prompt(*range(500))) == {"honest": 500 * 64}
+    assert len(scene.knowledge.index) == 500 + 440
+    scene.hear("liar", 10, SnapshotEvent(tuple(key(0, number) for number in range(5_000))))
+    assert scene.predicted(make_prompt(*range(500))) == {"honest": 500 * 64}
+    scene.knowledge.check_idle()
 
 
 def test_a_node_s_store_is_known_to_the_workers_of_its_host() -> None:

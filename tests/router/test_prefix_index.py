@@ -76,6 +76,33 @@ def test_what_is_held_outlives_its_expectation() -> None:
     assert reached(index, 1, 2) == {holder.bit: 1}
 
 
+def test_a_holder_that_reports_more_than_it_can_have_has_what_it_told_last() -> None:
+    index = PrefixIndex(100)
+    holder, other = index.join(), index.join()
+    index.hold(other, keys_of(1, 2))
+    index.hold(holder, keys_of(1, 2, 3), most=4)
+    index.hold(holder, keys_of(7, 8), most=4)
+
+    assert reached(index, 1, 2, 3) == {holder.bit: 2, other.bit: 2}
+    assert reached(index, 7, 8) == {holder.bit: 2}
+    assert len(index) == 4
+    index.check_integrity()
+
+
+def test_a_holder_that_left_and_is_half_forgotten_keeps_the_index_whole() -> None:
+    index = PrefixIndex(100)
+    holder = index.join()
+    index.hold(holder, keys_of(1))
+    index.expect(holder, short_keys(chain(1)))
+    index.leave(holder)
+    index.sweep(1)
+    index.check_integrity()
+
+    index.sweep(1)
+    index.check_integrity()
+    assert len(index) == 0
+
+
 def test_a_block_that_was_reported_and_evicted_is_expected_no_longer() -> None:
     index = PrefixIndex(100)
     holder = index.join()
