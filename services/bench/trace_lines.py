@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from services.core.errors import InvalidArgument
+from services.core.workload import MAX_DURATION_S, MAX_GAP_S
 
 Span: TypeAlias = tuple[int, int]
 
@@ -56,25 +57,37 @@ class Row:
         value = self._value(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.refuse(name, f"must be a number; got {reprlib.repr(value)}")
-        if not math.isfinite(value) or value < 0:
-            raise self.refuse(name, f"must not be negative, nor infinite; got {value}")
-        return float(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number) or number < 0:
+            raise self.refuse(
+                name, f"must not be negative, nor infinite; got {reprlib.repr(value)}"
+            )
+        return number
 
-    def count(self, name: str, *, low: int = 1) -> int:
+    def tokens(self, name: str) -> int:
+        return self.count(name, zero=": leave out requests without tokens")
+
+    def count(self, name: str, *, low: int = 1, zero: str = "") -> int:
+        """`zero`: what to do where it is 0, and must not be."""
         value = self._value(name)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.refuse(name, f"must be a whole number; got {reprlib.repr(value)}")
         if value < low:
-            remedy = ": leave out requests without tokens" if value == 0 else ""
-            raise self.refuse(name, f"must be at least {low}; got {value}{remedy}")
+            remedy = zero if value == 0 else ""
+            raise self.refuse(name, f"must be at least {low}; got {reprlib.repr(value)}{remedy}")
         if value > MAX_COUNT:
-            raise self.refuse(name, f"must be at most {MAX_COUNT}; got {value}")
+            raise self.refuse(name, f"must be at most {MAX_COUNT}; got {reprlib.repr(value)}")
         return value
 
     def text(self, name: str, default: str, choices: Collection[str] = ()) -> str:
         value = self._fields.get(name, default)
         if not isinstance(value, str):
             raise self.refuse(name, f"must be a text; got {reprlib.repr(value)}")
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise self.refuse(name, "has half of a surrogate pair, which is no character")
         if choices and value not in choices:
             raise self.refuse(name, f"must be one of {', '.join(choices)}; got {value[:40]!r}")
         return value
@@ -122,18 +135,34 @@ class Row:
 
 
 class Order:
-    """Refuses a time that is before the last one."""
+    """Times of one clock, counted from the first. Refused: what goes back, or lasts too long."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, unit_s: float = 1.0, max_gap_s: float = MAX_GAP_S) -> None:
+        self._unit_s = unit_s
+        self._max_gap_s = max_gap_s
+        self._first: float | None = None
         self._last = 0.0
 
-    def check(self, row: Row, name: str, value: float) -> None:
+    def at_s(self, row: Row, name: str) -> float:
+        """Since the first."""
+        value = row.number(name)
+        if self._first is None:
+            self._first = self._last = value
         if value < self._last:
             raise row.refuse(
                 name,
                 f"goes back: {value:g} after {self._last:g}; sort the lines by their times",
             )
+        gap_s = (value - self._last) * self._unit_s
+        at_s = (value - self._first) * self._unit_s
+        if gap_s > self._max_gap_s or at_s > MAX_DURATION_S:
+            raise row.refuse(
+                name,
+                f"is {gap_s:g} s after the one before, {at_s:g} s after the first; at most"
+                f" {self._max_gap_s:g} and {MAX_DURATION_S:g}: check its unit, or cut the trace",
+            )
         self._last = value
+        return at_s
 
 
 def read_text(path: Path) -> str:
@@ -171,7 +200,8 @@ def json_lines(file: str, text: str) -> Iterator[tuple[Place, dict[str, Any]]]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            problem = getattr(error, "msg", "nested too deeply")
+            deep = isinstance(error, RecursionError)
+            problem = "nested too deeply" if deep else getattr(error, "msg", "too long a number")
             description = f"is not JSON ({problem}): each line must be one JSON object"
             raise place.refuse("", description) from None
         if not isinstance(value, dict):

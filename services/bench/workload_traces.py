@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 from services.bench.trace_lines import Order, Place, Row, Span, json_lines, read_text
 from services.core.errors import InvalidArgument
 from services.core.settings import REQUEST_CLASSES
-from services.core.workload import Arrival, Workload
+from services.core.workload import MAX_DURATION_S, Arrival, Workload
 
 FOLDER = Path(__file__).parent / "traces"
 TRACES: Mapping[str, str] = {
@@ -139,12 +139,11 @@ def _workload(name: str | Path, block_tokens: int, entries: Sequence[Entry]) -> 
 
 
 def _read_mooncake(rows: Rows, file: str) -> tuple[int, list[Entry]]:
-    blocks, order, entries = Blocks(file), Order(), []
+    blocks, order, entries = Blocks(file), Order(unit_s=1e-3), []
     for place, fields in rows:
         row = Row(place, fields, _MOONCAKE_FIELDS)
-        at_ms = row.number("timestamp")
-        order.check(row, "timestamp", at_ms)
-        arrival = Arrival(at_ms / 1000, (), row.count("input_length"), row.count("output_length"))
+        at_s = order.at_s(row, "timestamp")
+        arrival = Arrival(at_s, (), row.tokens("input_length"), row.tokens("output_length"))
         spans = row.ids("hash_ids")
         entries.append(
             _entry(row, "hash_ids", arrival, blocks, spans, MOONCAKE_BLOCK_TOKENS, partial=True)
@@ -164,21 +163,23 @@ def _read_agents(rows: Rows, file: str) -> tuple[int, list[Entry]]:
             raise session.refuse(
                 "block_size", f"must be the same in all lines: {size}, {block_tokens} before"
             )
-        blocks, order = Blocks(f"{file}/{number}"), Order()
+        # People leave a session for days.
+        blocks, order = Blocks(f"{file}/{number}"), Order(max_gap_s=MAX_DURATION_S)
         for index, call in enumerate(session.items("requests")):
             if not isinstance(call, dict):
                 raise session.refuse(f"requests[{index}]", "must be a JSON object")
             named = {f"requests[{index}].{name}": value for name, value in call.items()}
             row = Row(place, named, [f"requests[{index}].{name}" for name in _CALL_FIELDS])
             at = f"requests[{index}]."
-            at_s = row.number(at + "t")
-            order.check(row, at + "t", at_s)
+            at_s = order.at_s(row, at + "t")
             output_tokens = max(1, row.count(at + "out", low=0))
             arrival = Arrival(
-                number * SESSION_INTERVAL_S + at_s, (), row.count(at + "in"), output_tokens
+                number * SESSION_INTERVAL_S + at_s, (), row.tokens(at + "in"), output_tokens
             )
             spans = row.spans(at + "blocks")
             entries.append(_entry(row, at + "blocks", arrival, blocks, spans, size))
+    if not entries:
+        raise InvalidArgument.of(file, "has sessions and no request")
     entries.sort(key=lambda entry: entry.arrival.at_s)
     return block_tokens, entries
 
@@ -192,13 +193,11 @@ def _read_own(rows: Rows, file: str) -> tuple[int, list[Entry]]:
     blocks, order, entries = Blocks(file), Order(), []
     for place, fields in rows:
         row = Row(place, fields, _REQUEST_FIELDS)
-        at_s = row.number("at_s")
-        order.check(row, "at_s", at_s)
         arrival = Arrival(
-            at_s,
+            order.at_s(row, "at_s"),
             (),
-            row.count("prompt_tokens"),
-            row.count("output_tokens"),
+            row.tokens("prompt_tokens"),
+            row.tokens("output_tokens"),
             row.text("tenant", ""),
             row.text("request_class", REQUEST_CLASSES[0], choices=REQUEST_CLASSES),
             row.optional("deadline_s"),
@@ -221,10 +220,9 @@ def _read_azure(file: str, text: str) -> list[Entry]:
             raise place.refuse("", f"must have {len(columns)} cells; got {len(cells)}")
         fields = {name: _cell(cell) for name, cell in zip(columns, cells, strict=True)}
         row = Row(place, fields, _AZURE_FIELDS)
-        at_s = row.number("t_seconds")
-        order.check(row, "t_seconds", at_s)
-        prompt_tokens = row.count("context_tokens")
-        arrival = Arrival(at_s, (), prompt_tokens, row.count("generated_tokens"))
+        at_s = order.at_s(row, "t_seconds")
+        prompt_tokens = row.tokens("context_tokens")
+        arrival = Arrival(at_s, (), prompt_tokens, row.tokens("generated_tokens"))
         num_blocks = prompt_tokens // AZURE_BLOCK_TOKENS
         spans = [(0, num_blocks - 1)] if num_blocks else []
         entries.append(Entry(arrival, Blocks(f"{file}/{number}"), spans))
@@ -259,6 +257,8 @@ def _entry(
 
 
 def _cell(text: str) -> object:
+    if not text.isascii() or "_" in text:  # Python would take them for numbers
+        return text
     for kind in (int, float):
         try:
             return kind(text)

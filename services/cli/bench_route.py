@@ -19,7 +19,7 @@ from services.cli.plans import run_quiet_mesh
 from services.cli.settings import parse_assignments
 from services.core.errors import InvalidArgument
 from services.core.settings import ROUTING_STRATEGIES
-from services.core.workload import Workload
+from services.core.workload import MAX_DURATION_S, Workload
 from services.runtime.startup import StartupError
 
 # Of a worker, where nothing else is said: a made load is to be too large for one cache.
@@ -118,6 +118,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.plot is not None:
         _check_writable(arguments.plot)
     workload = _workload(arguments)
+    _check_duration(workload, arguments.rate)
     strategies = _strategies(arguments.strategies)
     plan = route.RoutePlan(
         config=_config(arguments, workload),
@@ -166,8 +167,9 @@ def _workload(arguments: argparse.Namespace) -> Workload:
         if getattr(arguments, name) is not None
     }
     if arguments.trace is not None:
-        if shape:
-            raise InvalidArgument.of(_flag(next(iter(shape))), "is of no use with --trace")
+        for name, field in _SHAPE.items():
+            if field in shape:
+                raise InvalidArgument.of(_flag(name), "is of no use with --trace")
         workload = workload_traces.read_trace(arguments.trace)
         return change(workload, num_requests=arguments.requests, rate_per_s=arguments.rate)
     kind = WORKLOADS[arguments.workload]
@@ -187,6 +189,15 @@ def _workload(arguments: argparse.Namespace) -> Workload:
     if isinstance(load, Chats) and load.low_tokens > load.high_tokens:
         raise InvalidArgument.of("--low-tokens", f"must be at most {load.high_tokens}")
     return make(load)
+
+
+def _check_duration(workload: Workload, rate_per_s: float | None) -> None:
+    if rate_per_s is not None and (workload.num_requests - 1) / rate_per_s > MAX_DURATION_S:
+        raise InvalidArgument.of(
+            "--rate",
+            f"is so small that {workload.num_requests} requests would take more than"
+            f" {MAX_DURATION_S / 86_400:g} days: raise it, or lower --requests",
+        )
 
 
 def _config(arguments: argparse.Namespace, workload: Workload) -> Any:

@@ -6,9 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+# A load lasts no longer, so that virtual time, a float, stays exact; nor is it silent for longer,
+# unless people pause, so that wrong units and clocks show.
+MAX_GAP_S = 86_400.0
+MAX_DURATION_S = 30 * 86_400.0
+
 
 class Arrival(NamedTuple):
-    """A request. `at_s`: from the workload's start.
+    """A request. `at_s`: from the workload's start, where the first one comes.
 
     `chain`: the prefix keys (services.core.keys) of the prompt's full blocks, from its start;
     it may be shorter, where nothing is known of the rest, and never longer than the prompt.

@@ -64,10 +64,10 @@ def test_all_formats_become_one_form(tmp_path: Path) -> None:
     calls = arrivals(read_trace(write(tmp_path, SESSION, SESSION)))
     azure = arrivals(read_trace(write(tmp_path, AZURE, name="a.csv")))
 
-    assert (mooncake.at_s, mooncake.prompt_tokens, mooncake.output_tokens) == (3.0, 1030, 5)
+    assert (mooncake.at_s, mooncake.prompt_tokens, mooncake.output_tokens) == (0.0, 1030, 5)
     assert len(mooncake.chain) == 2  # the third block is not full
-    assert (own.at_s, len(own.chain), own.request_class) == (1.0, 2, "interactive")
-    assert [call.at_s for call in calls] == [2.0, 62.0]
+    assert (own.at_s, len(own.chain), own.request_class) == (0.0, 2, "interactive")
+    assert [call.at_s for call in calls] == [0.0, 60.0]
     # Ids are a session's own.
     assert not {*calls[0].chain} & {*calls[1].chain}
     assert [(each.at_s, len(each.chain)) for each in azure] == [(0.0, 5), (4.315, 1)]
@@ -129,6 +129,32 @@ def test_own_requests_carry_tenant_class_and_deadline(tmp_path: Path) -> None:
         ([HEADER, {**REQUEST, "deadline_s": 0}], "line 2, deadline_s", "must be above 0"),
         ([HEADER, {**REQUEST, "deadline_s": -2}], "line 2, deadline_s", "must not be negative"),
         ([HEADER, {**REQUEST, "tenant": 3}], "line 2, tenant", "must be a text"),
+        ([HEADER, {**REQUEST, "at_s": 10**400}], "line 2, at_s", "must not be negative, nor inf"),
+        (
+            [HEADER, '{"at_s": 1e400}'],
+            "line 2, at_s",
+            "must not be negative, nor infinite; got inf",
+        ),
+        ([HEADER, '{"at_s": 1' + "0" * 5_000 + "}"], "line 2", "is not JSON (too long a number)"),
+        ([HEADER, {**REQUEST, "prompt_tokens": 10**400}], "line 2, prompt_tokens", "at most"),
+        ([HEADER, {**REQUEST, "tenant": "a\ud800"}], "line 2, tenant", "half of a surrogate pair"),
+        ([{**HEADER, "block_tokens": 0}], "line 1, block_tokens", "must be at least 1; got 0"),
+        (
+            [HEADER, REQUEST, {**REQUEST, "at_s": 86_500}],
+            "line 3, at_s",
+            "is 86499 s after the one before, 86499 s after the first; at most 86400",
+        ),
+        (
+            [HEADER, *({**REQUEST, "at_s": day * 86_400} for day in range(32))],
+            "line 33, at_s",
+            "check its unit, or cut the trace",
+        ),
+        (
+            [{**SESSION, "requests": [CALL, {**CALL, "t": 31 * 86_400}]}],
+            "line 1, requests[1].t",
+            "check its unit",
+        ),
+        ([{**SESSION, "requests": []}], "a.jsonl", "has sessions and no request"),
         ([{**SESSION, "requests": [CALL, 1]}], "line 1, requests[1]", "must be a JSON object"),
         (
             [{**SESSION, "requests": [CALL, {**CALL, "t": 1.0}]}],
@@ -149,10 +175,22 @@ def test_what_is_wrong_is_named_with_its_line_and_field(
     assert problem in violation.description
 
 
+@pytest.mark.parametrize("first_s", [0, 1_732_960_000])
+def test_times_count_from_the_first_arrival(tmp_path: Path, first_s: int) -> None:
+    own = [{**REQUEST, "at_s": first_s + number} for number in range(3)]
+    mooncake = [{**MOONCAKE, "timestamp": 1000 * (first_s + number)} for number in range(3)]
+    calls = [{**CALL, "t": first_s + number} for number in range(3)]
+    for rows in ([HEADER, *own], mooncake, [{**SESSION, "requests": calls}]):
+        times = [each.at_s for each in arrivals(read_trace(write(tmp_path, *rows)))]
+        assert times == [0.0, 1.0, 2.0]
+
+
 @pytest.mark.parametrize(
     ("table", "problem"),
     [
         (AZURE + "9,-1,5\n", "a.csv, line 4, context_tokens: must be at least 1; got -1"),
+        (AZURE + "9,1_0,5\n", "a.csv, line 4, context_tokens: must be a whole number; got '1_0'"),
+        (AZURE + "9,٣,5\n", "a.csv, line 4, context_tokens: must be a whole number; got '٣'"),
         (AZURE + "9,x,5\n", "a.csv, line 4, context_tokens: must be a whole number"),
         (AZURE + "1,10,5\n", "a.csv, line 4, t_seconds: goes back"),
         (AZURE + "nan,10,5\n", "a.csv, line 4, t_seconds: must not be negative, nor infinite"),
