@@ -13,13 +13,28 @@ from services.cli import rpc
 from services.cli.failures import Failure
 from services.cli.kv_tables import table
 from services.cli.settings import parse_assignments
+from services.core.config import defaults
 from services.core.errors import InvalidArgument
 from services.simulation.recorded import Recording, read_recording
 from services.simulation.what_if import Summary, caveats, is_faithful, recorded, replayed
 
 MAX_WORKERS = 4096
-# Other settings have no part in a replay.
 _SECTIONS = ("router.", "worker.")
+# Other settings have no part in a replay: its engine is simulated, it has neither stores nor
+# prefill workers, and nothing goes over a network.
+_SETTINGS = frozenset(
+    (
+        *("router.routing_strategy", "router.index_max_blocks", "router.prefix_length"),
+        *("router.concurrency_threshold", "router.max_queue", "router.batch_ageing_s"),
+        *("router.max_wait_interactive_s", "router.max_wait_batch_s", "router.worker_wait_s"),
+        *("router.max_attempts", "router.max_migrations", "router.max_deadline_s"),
+        *("worker.num_slots", "worker.max_context_tokens", "worker.max_step_ms"),
+        *("worker.max_batch_tokens", "worker.max_waiting"),
+        *("worker.simulated.prefill_tokens_per_s", "worker.simulated.decode_step_ms"),
+        *("worker.simulated.decode_step_ms_per_seq", "worker.simulated.num_blocks"),
+        "worker.simulated.decode_overlap",
+    )
+)
 
 _ROWS = {
     "requests": "requests",
@@ -45,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="change a setting, of router. or worker.; may be repeated",
+        help="change a setting of router. or worker. that counts in a replay; may be repeated",
     )
     parser.add_argument(
         "--workers", type=_count, metavar="N", help="so many workers instead of those recorded"
@@ -72,11 +87,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _changes(assignments: list[str]) -> dict[str, Any]:
-    changes = parse_assignments(assignments)
+    changes, known = parse_assignments(assignments), defaults()
     for key in changes:
         if not key.startswith(_SECTIONS):
             sections = " and ".join(_SECTIONS)
             raise Failure(f"--set {key}: only settings of {sections} have a part in a replay")
+        if key in known and key not in _SETTINGS:
+            section = key[: key.index(".") + 1]
+            names = sorted(each for each in _SETTINGS if each.startswith(section))
+            raise Failure(
+                f"--set {key}: it has no part in a replay; those that have: {', '.join(names)}"
+            )
     return changes
 
 
@@ -129,7 +150,9 @@ def _lines(
     if len(columns) > len(("recorded", "replayed")):
         what = [f"{key} = {json.dumps(value)}" for key, value in changes.items()]
         what += [f"{num_workers} workers"] if num_workers else []
-        yield f"Changed: {', '.join(what)}. Compare with the column `replayed`."
+        same = _plain(columns["changed"]) == _plain(again)
+        verdict = "It changes nothing here." if same else "Compare with the column `replayed`."
+        yield f"Changed: {', '.join(what)}. {verdict}"
 
 
 def _cell(field: str, value: float) -> str:

@@ -20,7 +20,7 @@ from router.decisions import FORMAT, NAME_BYTES
 from services.core.errors import InvalidArgument
 from services.core.keys import KEY_BYTES
 from services.core.settings import REQUEST_CLASSES
-from services.core.workload import Arrival
+from services.core.workload import MAX_DURATION_S, Arrival
 
 _MOST = 1 << 40
 # As worker.max_context_tokens at most.
@@ -109,6 +109,12 @@ class _Line:
             self.fail(field, f"must be a number of at least 0; got {_shown(value)}")
         return float(value)
 
+    def at_s(self) -> float:
+        value = self.number("at_s")
+        if value > MAX_DURATION_S:
+            self.fail("at_s", f"must be at most {MAX_DURATION_S:g}; cut the file before it")
+        return value
+
     def has(self, field: str) -> bool:
         return self._fields.get(field) is not None
 
@@ -187,12 +193,12 @@ class _Reader:
             )
             for each in line.lines("workers")
         )
-        return Membership(line.number("at_s"), workers)
+        return Membership(line.at_s(), workers)
 
     def _request(self, line: _Line) -> Recorded:
         prompt_tokens = line.tokens("prompt_tokens")
         arrival = Arrival(
-            at_s=line.number("at_s"),
+            at_s=line.at_s(),
             chain=self._chain(line, prompt_tokens // self.block_tokens),
             prompt_tokens=prompt_tokens,
             output_tokens=line.tokens("output_tokens"),

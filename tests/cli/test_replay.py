@@ -149,6 +149,13 @@ def test_what_would_have_been_is_one_more_column(
     assert 'Changed: router.routing_strategy = "round_robin"' in shown
 
 
+def test_a_change_that_comes_to_nothing_is_said_so(
+    record: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(record), "--set", "router.max_deadline_s=599"]) == 0
+    assert "max_deadline_s = 599. It changes nothing here." in capsys.readouterr().out
+
+
 def test_more_workers_can_be_tried(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = run_json(capsys, str(record), "--workers", "1")
     assert found["changed"]["ttft_p95_ms"] > 2 * found["replayed"]["ttft_p95_ms"]
@@ -217,6 +224,7 @@ def spoilt(**fields: Any) -> bytes:
         ([first_line(), b"{]\n"], "line 2: is no JSON: the file is damaged"),
         ([first_line(), b'{"kind":"gossip"}\n'], "line 2: kind: must be one of workers, settings"),
         ([first_line(), spoilt(at_s=-1)], "line 2: at_s: must be a number of at least 0; got -1"),
+        ([first_line(), spoilt(at_s=1_732_960_000)], "line 2: at_s: must be at most 2.592e+06"),
         ([first_line(), spoilt(prompt_tokens="9")], "prompt_tokens: must be a whole number"),
         ([first_line(), spoilt(prompt_tokens=10**9)], "in [0, 1048576]; got 1000000000"),
         ([first_line(), spoilt(chain="?")], "line 2: chain: must be base64"),
@@ -253,6 +261,9 @@ def test_a_file_that_cannot_be_read_is_named(
         ("router.prefix_length=1", "router.prefix_length"),
         ("mesh.block_tokens=32", "only settings of router. and worker."),
         ("router", "must be KEY=VALUE"),
+        ("worker.engine=llamacpp", "--set worker.engine: it has no part in a replay"),
+        ("worker.num_cache_blocks=9", "those that have: worker.max_batch_tokens"),
+        ("router.record_decisions=/x", "those that have: router.batch_ageing_s"),
     ],
 )
 def test_a_change_that_cannot_be_is_refused(
