@@ -31,7 +31,7 @@ EVENNESS = 30.0
 # another one elsewhere, to make up for the first.
 MOST_EVENNESS = 0.5
 # Less work than this says nothing yet.
-FIRST_WORK_S = 300.0
+FIRST_WORK_S = 30.0
 # Costs that differ by less are equal: then the least busy wins.
 TIE_S, TIE_SHARE = 0.0005, 0.02
 # No more are compared: a router with thousands of workers must not stand still.
