@@ -238,6 +238,8 @@ class Knowledge:
             self._typical_due_s = now_s + TYPICAL_INTERVAL_S
             known = [each.load.token_s for each in self.views.values() if each.load.token_s]
             self._typical_token_s = sum(known) / len(known) if known else 0.0
+            for each in self.views.values():
+                each.load.doubt_speed(self._typical_token_s, now_s)
 
     def _assign_stores(self) -> None:
         for worker, view in self.views.items():

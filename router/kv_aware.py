@@ -33,7 +33,7 @@ MOST_EVENNESS = 0.5
 # Less work than this says nothing yet.
 FIRST_WORK_S = 30.0
 # Costs that differ by less are equal: then the least busy wins.
-TIE_S, TIE_SHARE = 0.0005, 0.02
+TIE_S, TIE_SHARE = 0.002, 0.02
 # No more are compared: a router with thousands of workers must not stand still.
 MOST_CANDIDATES = 512
 

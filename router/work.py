@@ -24,6 +24,9 @@ PATIENCE = 4.0
 SIZES_S = (0.01, 0.04, 0.16, 0.64, 2.56)
 # Of a new measurement, how much is believed.
 BELIEF = 0.25
+# A speed holds for so long; then it fades by so much ten times a second.
+SPEED_LASTS_S = 0.5
+DOUBT = 0.05
 # Trust comes back with each report: who is never asked could not win it back.
 RECOVERY = 0.01
 # Of a worker that does not say how fast it is, prompts this long tell.
@@ -157,6 +160,13 @@ class WorkerLoad:
         self.num_reserved_blocks = load.num_blocks_reserved
         total = self.num_blocks = load.num_blocks_total
         self.num_free_blocks = total - load.num_blocks_reserved if total else None
+
+    def doubt_speed(self, typical_token_s: float, now_s: float) -> None:
+        """What it said long ago, perhaps when it was cold, fades: else who was slow at first
+        would never be asked again.
+        """
+        if self.token_s and now_s - self._reported_s > SPEED_LASTS_S:
+            self.token_s += DOUBT * (typical_token_s - self.token_s)
 
     def go_deaf(self) -> None:
         """Reports have ended: what they said of now is worth nothing."""

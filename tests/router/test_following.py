@@ -59,11 +59,11 @@ async def test_a_router_that_restarts_hits_with_its_first_request(mesh_of: MeshF
 
 async def test_a_worker_that_was_cold_at_first_gets_its_share(mesh_of: MeshFactory) -> None:
     """What a first prompt was expected to take, before anything was measured, is forgotten."""
-    async with mesh_of(settings(tokens_per_s=100_000), num_workers=2) as mesh:
+    async with mesh_of(settings(tokens_per_s=20_000), num_workers=2) as mesh:
         await follows(mesh.router, 2)
-        answers = [await ask(mesh.client, f"{number} of {number}") for number in range(12)]
+        answers = [await ask(mesh.client, f"{number} of {number}") for number in range(60)]
     shares = Counter(answer.worker_id for answer in answers)
-    assert min(shares.values()) >= 4
+    assert min(shares.values()) >= 10
     assert len(shares) == 2
 
 
