@@ -198,8 +198,8 @@ def _config(engine: str, most_tokens: int, redis_url: str) -> MeshConfig:
                 "max_context_tokens": most_tokens + 64,
                 "num_cache_blocks": num_blocks,
                 "kv_load_timeout_ms": 60_000,
-                # Here running requests take blocks of the same pool.
-                "simulated": {**SIMULATED, "num_blocks": 2 * num_blocks + 1},
+                # Its rest takes a block of the same pool.
+                "simulated": {**SIMULATED, "num_blocks": num_blocks + 1},
             },
         }
     )

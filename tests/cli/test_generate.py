@@ -18,7 +18,7 @@ def test_json_is_one_line_with_every_figure_under_a_plain_name(mesh: Endpoints) 
     assert answer.keys() == {
         *("text", "token_ids", "finish_reason", "usage", "ttft_ms", "ledger", "residual_ms"),
         *("handoff_ms", "kv_path", "trace_id", "generation", "worker_id", "engine"),
-        *("attempts", "migrations"),
+        *("attempts", "migrations", "routing"),
     }
     assert answer["kv_path"].keys() == {
         *("handed_off", "prefill_worker_id", "loaded_blocks", "expected_load_ms", "load_ms"),
