@@ -179,9 +179,8 @@ class _Bench:
             worker.worker.role != control_pb2.WORKER_ROLE_PREFILL for worker in workers
         )
         self._numbers = itertools.count()
-        # Of all rungs that may find what those before them left.
-        self._salt = f"ladder {time.time_ns()}"
-        self._is_warm = False
+        began_ns = time.time_ns()
+        self._salts = (f"ladder {began_ns} {number}" for number in itertools.count())
         # By the worker's address, the newest.
         self._loads: dict[str, worker_pb2.Load] = {}
         self._headroom = Headroom()
@@ -213,16 +212,18 @@ class _Bench:
         until_s = began_s + seconds
         endless = itertools.cycle(self._load.each_prefix(1))
         arrivals = itertools.takewhile(lambda _: time.perf_counter() < until_s, endless)
-        num_answers = await self._closed_loop(arrivals, baseline)
+        requests = self._ask(arrivals, baseline, next(self._salts))
+        num_answers = await self._closed_loop(requests, baseline)
         return num_answers / (time.perf_counter() - began_s)
 
     async def measure(self, rung: Rung, arrivals: Sequence[Arrival]) -> dict[str, Any]:
         self._tell(f"{rung.name} …")
         await configure(self._control, rung.settings)
-        if Trait.CACHE in rung.traits and not self._is_warm:
-            self._is_warm = True
-            await self._closed_loop(self._load.each_prefix(self._num_answering), rung)
-        requests = [*self._ask(arrivals, rung)]
+        salt = next(self._salts)  # nothing that a rung before this one left is found
+        if Trait.CACHE in rung.traits:
+            prefixes = self._load.each_prefix(self._num_answering)
+            await self._closed_loop(self._ask(prefixes, rung, salt), rung)
+        requests = [*self._ask(arrivals, rung, salt)]
         self._headroom = Headroom()
         self._see()
         began_s = time.perf_counter()
@@ -235,20 +236,19 @@ class _Bench:
         duration_s = time.perf_counter() - began_s
         return summarize(rung, [task.result() for task in tasks], duration_s, self._headroom)
 
-    def _ask(self, arrivals: Iterable[Arrival], rung: Rung) -> Iterator[_Asked]:
+    def _ask(self, arrivals: Iterable[Arrival], rung: Rung, salt: str) -> Iterator[_Asked]:
         """No two are equal; without a cache, no two can share."""
         for arrival in arrivals:
             number = next(self._numbers)
             ids = token_ids(arrival, number, self._load.block_tokens)
             own = "" if Trait.CACHE in rung.traits else f" {number}"
-            yield _Asked(arrival, ids, self._salt + own)
+            yield _Asked(arrival, ids, salt + own)
 
-    async def _closed_loop(self, arrivals: Iterable[Arrival], rung: Rung) -> int:
+    async def _closed_loop(self, requests: Iterator[_Asked], rung: Rung) -> int:
         """How many were answered: by some clients, each of which asks again at once.
 
         Raises MeshError for one that was not.
         """
-        requests = self._ask(arrivals, rung)
 
         async def ask_on() -> int:
             num_answers = 0
