@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from firsttoken.router.v1 import router_pb2, router_pb2_grpc
 from router.mesh import Mesh
+from services.core.metrics import Metric
 from services.runtime.interceptor import Context
-from services.runtime.telemetry import Metric
 
 SERVICE_NAME = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 

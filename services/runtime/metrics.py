@@ -13,8 +13,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 
+from services.core.metrics import Metric
 from services.runtime.tasks import end_tasks
-from services.runtime.telemetry import Metric
 
 EXPORT_INTERVAL_S = 10.0
 EXPORT_TIMEOUT_S = 5.0

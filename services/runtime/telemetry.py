@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from services.core.ledger import Ledger
+from services.core.metrics import Metric
 
 if TYPE_CHECKING:
     from services.runtime.spans import SpanExporter
@@ -71,16 +72,6 @@ class TraceContext(NamedTuple):
         if self.tracestate:
             return (TRACEPARENT, traceparent), (TRACESTATE, self.tracestate)
         return ((TRACEPARENT, traceparent),)
-
-
-class Metric(NamedTuple):
-    """`unit`: as in UCUM, "{request}" for a count of requests."""
-
-    name: str
-    unit: str
-    text: str
-    # It only grows, and begins at 0 with the process.
-    counts: bool
 
 
 @asynccontextmanager

@@ -6,9 +6,10 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 
+from services.core.metrics import Metric
 from services.runtime.metrics import MetricsExporter
 from services.runtime.server import MeshServer
-from services.runtime.telemetry import Metric, export_metrics
+from services.runtime.telemetry import export_metrics
 from tests.runtime.waiting import eventually
 
 METRICS = [
