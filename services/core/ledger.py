@@ -8,6 +8,7 @@ shows as the residual of the whole.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -38,12 +39,14 @@ class Ledger:
     toward the sums, and have no place on this clock.
     """
 
-    __slots__ = ("_spent_s", "arrived_s", "first_token_s", "intervals")
+    __slots__ = ("_spent_s", "arrived_s", "first_token_s", "hidden_s", "intervals")
 
     def __init__(self, arrived_s: float) -> None:
         self.arrived_s = arrived_s
         self.first_token_s: float | None = None
         self.intervals: list[Interval] = []
+        # Work beside the critical path, by name: no part of the sums.
+        self.hidden_s: dict[str, float] = {}
         self._spent_s: dict[Segment, float] = {}
 
     def record(self, segment: Segment, start_s: float, end_s: float) -> None:
@@ -60,6 +63,10 @@ class Ledger:
 
     def spent_s(self, segment: Segment) -> float:
         return self._spent_s.get(segment, 0.0)
+
+    def sums_s(self) -> Iterable[tuple[Segment, float]]:
+        """Of each segment that has any."""
+        return self._spent_s.items()
 
     @property
     def total_s(self) -> float:
