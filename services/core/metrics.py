@@ -24,3 +24,12 @@ class Sample(NamedTuple):
     name: str
     value: float
     labels: Labels = ()
+
+
+# Of every process that serves requests: by `what`.
+LEAK = Metric(
+    "firsttoken.leak.held",
+    "{thing}",
+    "Held while no request is here; more than 0 for longer than a moment is a leak.",
+    False,
+)
