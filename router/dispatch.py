@@ -130,6 +130,10 @@ class Dispatcher:
         return self._queue.num_waiting
 
     @property
+    def num_waiting_by_class(self) -> dict[RequestClass, int]:
+        return self._queue.num_waiting_by_class
+
+    @property
     def num_pending(self) -> int:
         return self._queue.num_pending
 

@@ -40,7 +40,7 @@ _CACHED = Metric("firsttoken.worker.kv.cached", "{block}", "KV blocks kept for r
 _RESERVED = Metric(
     "firsttoken.worker.kv.reserved", "{block}", "KV blocks that running requests hold.", False
 )
-_CAPACITY = Metric("firsttoken.worker.kv.capacity", "{block}", "KV blocks there is room for.", False)
+_CAPACITY = Metric("firsttoken.worker.kv.capacity", "{block}", "KV blocks that fit.", False)
 _MOVING = Metric(
     "firsttoken.worker.kv.moving",
     "{block}",
@@ -75,7 +75,7 @@ _CHOICES = Metric(
     "Requests for which the KV store had blocks, by what was done.",
     True,
 )
-_SPENT = Metric("firsttoken.worker.kv.spent", "s", "What those spent until their KV was there.", True)
+_SPENT = Metric("firsttoken.worker.kv.spent", "s", "What those spent until KV was there.", True)
 _REGRET = Metric(
     "firsttoken.worker.kv.regret",
     "s",

@@ -20,6 +20,8 @@ PROBE_INTERVAL_S = 0.05
 # Quantiles are of the last one or two of these.
 PERIOD_S = 30.0
 QUANTILES = (0.5, 0.99, 1.0)
+# Buckets of durations: each a fifth longer than the one before, up to 21 s.
+_BOUNDS_S: tuple[float, ...] = tuple(50e-6 * 1.2**i for i in range(72))
 
 _LAG = Metric(
     "firsttoken.process.loop.lag",
@@ -45,13 +47,10 @@ METRICS = (_LAG, _PAUSES, _COLLECTIONS, _LONGEST_PAUSE, _CPU, _MEMORY)
 
 
 class Durations:
-    """Of some time up to now, in buckets of fixed number: it never grows.
+    """Of the last PERIOD_S or two, in a fixed number of buckets. Pure.
 
-    Pure. A quantile is exact to a fifth, but for 1, which is the longest itself.
+    A quantile is exact to a fifth; that of 1 is the longest itself.
     """
-
-    GROWTH = 1.2
-    _BOUNDS_S = tuple(50e-6 * GROWTH**i for i in range(72))
 
     def __init__(self, now_s: float) -> None:
         self._began_s = now_s
@@ -61,7 +60,7 @@ class Durations:
 
     def add(self, duration_s: float, now_s: float) -> None:
         self._rotate(now_s)
-        self._counts[bisect_left(self._BOUNDS_S, duration_s)] += 1
+        self._counts[bisect_left(_BOUNDS_S, duration_s)] += 1
         self._longest_s = max(self._longest_s, duration_s)
 
     def longest_s(self, now_s: float) -> float:
@@ -75,7 +74,7 @@ class Durations:
         rank, seen = math.ceil(share * sum(counts)), 0
         if share == 1.0 or not rank:
             return longest_s
-        for bound_s, count in zip(self._BOUNDS_S, counts, strict=False):
+        for bound_s, count in zip(_BOUNDS_S, counts, strict=False):
             seen += count
             if seen >= rank:
                 return min(bound_s, longest_s)
@@ -91,7 +90,7 @@ class Durations:
         self._counts, self._longest_s, self._began_s = self._none(), 0.0, now_s
 
     def _none(self) -> list[int]:
-        return [0] * (len(self._BOUNDS_S) + 1)
+        return [0] * (len(_BOUNDS_S) + 1)
 
 
 class LoopWatch:
