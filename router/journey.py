@@ -57,7 +57,7 @@ class Journey:
         self._config = mesh.snapshot.config
         self._delay_ms = self._config.debug.delay_ms
         self._caller = TraceContext.from_metadata(context.invocation_metadata())
-        sampled = mesh.tracing.decide(self._caller, self._config.telemetry.sample_ratio)
+        sampled = mesh.reporter.decide(self._caller, self._config.telemetry.sample_ratio)
         self._trace = self._caller.child(sampled=sampled)
         self._delivery = Delivery(context, max_unread_bytes=self._config.router.max_unread_bytes)
         self._tenant = caller()
@@ -292,10 +292,10 @@ class Journey:
 
     def _record(self, error: str, code: str) -> None:
         self._mesh.record(self._outcome, self._ledger, code)
-        tracing = self._mesh.tracing
-        if not tracing.enabled:
+        reporter = self._mesh.reporter
+        if not reporter.enabled:
             return
-        tracing.record_request(
+        reporter.record_request(
             "router.generate",
             self._trace,
             self._caller.span_id,

@@ -21,20 +21,20 @@ from services.core.ledger import Ledger
 from services.core.tenants import Tenant, Tenants
 from services.runtime.channels import Channels
 from services.runtime.identity import CallBounds
-from services.runtime.telemetry import Tracing
+from services.runtime.reporter import Reporter
 
 
 class Mesh:
     """Configuration and membership, each swapped whole when control pushes another."""
 
     def __init__(
-        self, snapshot: Snapshot, channels: Channels, tracing: Tracing, *, router_id: str = ""
+        self, snapshot: Snapshot, channels: Channels, reporter: Reporter, *, router_id: str = ""
     ) -> None:
         self.snapshot = snapshot
         self.tenants = Tenants(snapshot.config)
         self.limits = TenantLimits(snapshot.config.tenants, time.monotonic())
         self.channels = channels
-        self.tracing = tracing
+        self.reporter = reporter
         self.dispatcher = Dispatcher(snapshot)
         # To be entered by whoever makes this.
         self.watching = Watching(self.dispatcher, channels)

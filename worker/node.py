@@ -12,10 +12,10 @@ from services.models.catalog import find_model
 from services.models.loading import load_vocabulary
 from services.runtime.channels import Channels
 from services.runtime.membership import ControlClient
+from services.runtime.reporter import Reporter
 from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
 from services.runtime.sharing import MemoryServer
-from services.runtime.telemetry import Tracing
 from services.runtime.tls import Tls
 from worker.copying import Copier
 from worker.engines.contract import EngineInfo
@@ -83,15 +83,16 @@ class WorkerNode(Resource):
         self._front = await stack.enter_async_context(
             EngineFront(config, cores_shared_by=self._cores_shared_by)
         )
-        tracing = await stack.enter_async_context(
-            Tracing(config.telemetry.otlp_endpoint, service="worker", member_id=self.id)
+        reporter = await stack.enter_async_context(
+            Reporter(service="worker", member_id=self.id, tls=self._tls)
         )
+        self._control.on_members(reporter.update_members)
         self._tier = await stack.enter_async_context(KvTier(self._front, self._control))
         copier = await stack.enter_async_context(Copier())
         sources = KvSources(await self._open_handoffs(stack, copier), self._tier)
         memory = MemoryServer(self._front.memory_fd, describe(self._front.arena.layout))
         await stack.enter_async_context(memory)
-        server = self._make_server(tracing, sources, copier)
+        server = self._make_server(reporter, sources, copier)
         self._server = await stack.enter_async_context(server)
         self._control.on_config(self._front.configure)
         self._front.on_core(self._report_core)
@@ -151,20 +152,21 @@ class WorkerNode(Resource):
             copier,
             find_member=self._find_member,
             settings=lambda: self._control.snapshot.config.worker,
+            delays=lambda: self._control.snapshot.config.debug.delay_ms,
         )
 
     def _find_member(self, address: str) -> control_pb2.Member | None:
         found = (member for member in self._control.members if member.address == address)
         return next(found, None)
 
-    def _make_server(self, tracing: Tracing, sources: KvSources, copier: Copier) -> MeshServer:
+    def _make_server(self, reporter: Reporter, sources: KvSources, copier: Copier) -> MeshServer:
         server = MeshServer(self._listen, service_names=[SERVICE_NAME], tls=self._tls)
         config = self._control.snapshot.config
         servicer = WorkerServicer(
             self._front,
             load_vocabulary(find_model(config.mesh.model)),
             worker_id=self.id,
-            tracing=tracing,
+            reporter=reporter,
             sources=sources,
             copier=copier,
             settings=lambda: self._control.snapshot.config.worker,

@@ -162,7 +162,7 @@ class Generation:
         metrics.tokens.labels("completion").inc(usage.completion_tokens)
         if exchange.ttft_s is not None:
             metrics.ttft.labels(exchange.route, exchange.request_class).observe(exchange.ttft_s)
-        self._gateway.tracing.record_request(
+        self._gateway.reporter.record_request(
             "gateway.request",
             exchange.trace,
             exchange.caller.span_id,

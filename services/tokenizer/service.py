@@ -19,10 +19,12 @@ from services.core.tokens import BYTES_PER_TOKEN
 from services.runtime.channels import MAX_MESSAGE_BYTES
 from services.runtime.delays import inject
 from services.runtime.membership import ControlClient
+from services.runtime.reporter import Reporter
 from services.runtime.server import Context
-from services.runtime.telemetry import TraceContext, Tracing
+from services.runtime.telemetry import TraceContext
 from services.tokenizer.chat import parse_chat
 from services.tokenizer.encoder import EncodedPrompt, Encoder, Prompt
+from services.tokenizer.metrics import Counts
 
 T = TypeVar("T")
 
@@ -33,7 +35,7 @@ class Backend(NamedTuple):
     encoder: Encoder
     threads: Executor
     control: ControlClient
-    tracing: Tracing
+    reporter: Reporter
 
     @property
     def config(self) -> MeshConfig:
@@ -47,6 +49,7 @@ class Backend(NamedTuple):
 class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self.counts = Counts()
 
     async def Encode(
         self, request: tokenizer_pb2.EncodeRequest, context: Context
@@ -55,11 +58,14 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._check_model(request.model)
         backend = self._backend
         try:
-            encoded = await _encode(backend, request, ledger)
+            with self.counts.encoding():
+                encoded = await _encode(backend, request, ledger)
         except MeshError as error:
             _trace(backend, context, ledger, error=error.message)
             raise
-        _trace(backend, context, ledger, num_tokens=len(encoded.token_ids) // BYTES_PER_TOKEN)
+        num_tokens = len(encoded.token_ids) // BYTES_PER_TOKEN
+        self.counts.encoded(num_tokens)
+        _trace(backend, context, ledger, num_tokens=num_tokens)
         response = tokenizer_pb2.EncodeResponse(
             token_ids=encoded.token_ids,
             prefix_keys=join_keys(encoded.prefix_keys),
@@ -148,12 +154,12 @@ def _prompt(request: tokenizer_pb2.EncodeRequest, settings: TokenizerSettings) -
 def _trace(
     backend: Backend, context: Context, ledger: Ledger, *, num_tokens: int = 0, error: str = ""
 ) -> None:
-    tracing = backend.tracing
-    if not tracing.enabled:
+    reporter = backend.reporter
+    if not reporter.enabled:
         return
     caller = TraceContext.from_metadata(context.invocation_metadata())
-    sampled = tracing.decide(caller, backend.config.telemetry.sample_ratio)
-    tracing.record_request(
+    sampled = reporter.decide(caller, backend.config.telemetry.sample_ratio)
+    reporter.record_request(
         "tokenizer.encode",
         caller.child(sampled=sampled),
         caller.span_id,

@@ -9,7 +9,6 @@ from opentelemetry.proto.metrics.v1 import metrics_pb2
 from services.core.metrics import Metric
 from services.runtime.metrics import MetricsExporter
 from services.runtime.server import MeshServer
-from services.runtime.telemetry import export_metrics
 from tests.runtime.waiting import eventually
 
 METRICS = [
@@ -73,12 +72,4 @@ async def test_a_dead_collector_holds_nobody_up(caplog: pytest.LogCaptureFixture
     async with MetricsExporter(
         "http://127.0.0.1:1", service="r", member_id="r", metrics=METRICS, read=dict
     ):
-        pass
-
-
-async def test_without_an_endpoint_nothing_is_exported() -> None:
-    def read() -> dict[str, float]:
-        raise AssertionError
-
-    async with export_metrics("", service="r", member_id="r", metrics=METRICS, read=read):
         pass

@@ -29,7 +29,7 @@ from services.core.settings import MeshConfig, MeshSettings
 from services.core.tokens import pack
 from services.runtime.channels import open_channel
 from services.runtime.membership import ControlClient
-from services.runtime.telemetry import Tracing
+from services.runtime.reporter import Reporter
 from services.tokenizer.node import TokenizerNode, load_encoder
 from services.tokenizer.service import Backend, _encode
 from tests.runtime.collector import collecting
@@ -240,10 +240,10 @@ async def run_with_one_busy_thread() -> AsyncIterator[tuple[Backend, threading.E
         async with (
             ControlNode() as control,
             ControlClient(control.address, member) as client,
-            Tracing("", service="tokenizer", member_id="t") as tracing,
+            Reporter(service="tokenizer", member_id="t") as reporter,
         ):
             try:
-                yield Backend(load_encoder(MeshSettings()), threads, client, tracing), free
+                yield Backend(load_encoder(MeshSettings()), threads, client, reporter), free
             finally:
                 free.set()
 

@@ -1,0 +1,107 @@
+"""All that the observer knows, and what it does with what it hears."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from firsttoken.control.v1 import control_pb2
+from firsttoken.observer.v1 import observer_pb2
+from services.core.config import Snapshot
+from services.observer.hearing import Teller, read_hops
+from services.observer.history import History
+from services.observer.mesh_state import Configurations, to_member
+from services.observer.model import BubbleSum, Member, Reading, Window
+from services.observer.requests import Assembly, Settled
+from services.observer.sampling import TailRule
+from services.observer.spans import SpanExporter
+from services.observer.window import RecentBubbles, RecentReadings, RecentRequests
+
+
+class Books:
+    """Filled by what processes tell, read by whoever asks. It lives on one event loop."""
+
+    def __init__(self, snapshot: Snapshot, exporter: SpanExporter | None) -> None:
+        settings = snapshot.config.observer
+        window_s = settings.window_minutes * 60
+        self.requests = RecentRequests(window_s=window_s, max_requests=settings.max_requests)
+        self.readings = RecentReadings(window_s=window_s)
+        self.bubbles = RecentBubbles(window_s=window_s)
+        self.history = History()
+        self.configurations = Configurations()
+        self.members: tuple[Member, ...] = ()
+        self._assembly = Assembly()
+        self._tail = TailRule(slow_ttft_s=settings.slow_ttft_ms / 1e3)
+        self._exporter = exporter
+        self._begin_unix_s = time.time()
+        # By member; what those told that have left stays in the sum.
+        self._num_dropped: dict[str, int] = {}
+
+    @property
+    def num_dropped(self) -> int:
+        return sum(self._num_dropped.values())
+
+    def configure(self, snapshot: Snapshot) -> None:
+        self._tail.slow_ttft_s = snapshot.config.observer.slow_ttft_ms / 1e3
+        self.configurations.take(snapshot, time.time())
+
+    def update_members(self, members: Iterable[control_pb2.Member]) -> None:
+        self.members = tuple(map(to_member, members))
+
+    def hear(self, teller: Teller, message: observer_pb2.ReportRequest) -> None:
+        """Raises InvalidArgument for what makes no sense."""
+        now_s, now_unix_s = time.monotonic(), time.time()
+        for batch in message.hops_json:
+            for hop in read_hops(batch, teller):
+                self._assembly.hear(hop, now_s)
+        for sample in message.samples:
+            labels = tuple(sorted(sample.labels.items()))
+            self.readings.add(
+                Reading(
+                    now_unix_s, teller.member_id, teller.service, sample.name, labels, sample.value
+                )
+            )
+        for bubble in message.bubbles:
+            self.bubbles.add(
+                BubbleSum(now_unix_s, teller.member_id, bubble.stage, bubble.duration_s)
+            )
+        if message.num_dropped:
+            self._num_dropped[teller.member_id] = message.num_dropped
+
+    def tick(self) -> None:
+        """To be called some times a second."""
+        now_s, now_unix_s = time.monotonic(), time.time()
+        for settled in self._assembly.settle(now_s):
+            self._settle(settled, now_s)
+        self.requests.expire(now_s)
+        self.readings.expire(now_unix_s)
+        self.bubbles.expire(now_unix_s)
+
+    def window(self) -> Window:
+        now_unix_s = time.time()
+        return Window(
+            begin_unix_s=max(self._begin_unix_s, now_unix_s - self.requests.window_s),
+            end_unix_s=now_unix_s,
+            requests=tuple(self.requests),
+            readings=tuple(self.readings),
+            bubbles=tuple(self.bubbles),
+            members=self.members,
+            generations=self.configurations.generations,
+            config=self.configurations.flat,
+            num_dropped=self.num_dropped,
+        )
+
+    def _settle(self, settled: Settled, now_s: float) -> None:
+        """Late hops share the fate of those that came in time."""
+        joined = self.requests.join(settled.trace_id, settled.hops, now_s)
+        for request in joined.new:
+            self.history.add(request, time.time())
+        chosen = [self._tail.keep(request) for request in joined.new]
+        sampled = any(hop.sampled for hop in settled.hops)
+        if self._exporter is not None and (sampled or any(chosen) or joined.completed):
+            for hop in settled.hops:
+                self._exporter.export(hop)
+
+    def check_integrity(self) -> None:
+        self._assembly.check_integrity()
+        self.requests.check_integrity()

@@ -1,0 +1,106 @@
+"""The observer over HTTP: the page, and as JSON what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.observer import rows
+from services.observer.books import Books
+from services.observer.state import make_state
+
+PAGE = Path(__file__).parent / "page"
+DEFAULT_LIMIT, MAX_LIMIT = 50, 500
+# Scripts and styles of its own, and nothing from anywhere else; nobody frames it.
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self';"
+    " img-src 'self' data:; connect-src 'self'; manifest-src 'self'; base-uri 'none';"
+    " form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+Endpoint: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
+
+
+class BadQuery(Exception):
+    """What was asked for cannot be. The text names the parameter."""
+
+
+class Api:
+    def __init__(self, books: Books) -> None:
+        self._books = books
+
+    async def state(self, request: HttpRequest) -> Response:
+        return as_json(make_state(self._books.window(), [], self._books.history))
+
+    async def requests(self, request: HttpRequest) -> Response:
+        """The newest first; with slow=1 the slowest first."""
+        limit = _limit(request)
+        newest = list(self._books.requests)[::-1]
+        if request.query_params.get("slow") == "1":
+            newest.sort(key=lambda each: each.ttft_s or 0.0, reverse=True)
+        return as_json([rows.describe(each) for each in newest[:limit]])
+
+    async def trace(self, request: HttpRequest) -> Response:
+        found = self._books.requests.of_trace(request.path_params["trace_id"])
+        if not found:
+            return _not_found("no request with this trace id is kept")
+        return as_json(rows.describe_trace(found[-1]))
+
+
+def make_app(books: Books) -> ASGIApp:
+    api = Api(books)
+    app = Starlette(
+        routes=[
+            Route("/api/state", api.state),
+            Route("/api/requests", api.requests),
+            Route("/api/requests/{trace_id}", api.trace),
+            Mount("/", StaticFiles(directory=PAGE, html=True)),
+        ],
+        exception_handlers={BadQuery: _bad_query},
+    )
+    return _with_headers(app)
+
+
+def as_json(value: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(value, default=str), status, media_type="application/json")
+
+
+def _limit(request: HttpRequest) -> int:
+    text = request.query_params.get("limit", str(DEFAULT_LIMIT))
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_LIMIT):
+        raise BadQuery(f"limit must be in [1, {MAX_LIMIT}]; got {text[:20]!r}")
+    return int(text)
+
+
+async def _bad_query(request: HttpRequest, error: Exception) -> Response:
+    return as_json({"error": str(error)}, 400)
+
+
+def _not_found(text: str) -> Response:
+    return as_json({"error": text}, 404)
+
+
+def _with_headers(app: ASGIApp) -> ASGIApp:
+    extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *extra]
+            await send(message)
+
+        await app(scope, receive, send_with_headers)
+
+    return serve

@@ -1,0 +1,101 @@
+"""The observer as a node: a member of the mesh that all others tell how they are."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from contextlib import AsyncExitStack
+
+from firsttoken.control.v1 import control_pb2
+from firsttoken.observer.v1 import observer_pb2_grpc
+from services.observer.books import Books
+from services.observer.http import make_app
+from services.observer.page_server import PageServer
+from services.observer.service import SERVICE_NAME, ObserverService
+from services.observer.spans import SpanExporter
+from services.runtime.membership import ControlClient
+from services.runtime.resource import Resource
+from services.runtime.server import MeshServer
+from services.runtime.startup import parse_listen
+from services.runtime.tasks import end_tasks
+from services.runtime.tls import Tls
+
+TICK_S = 0.25
+# Its streams are held open by others for as long as they live.
+STOP_GRACE_S = 0.3
+
+
+class ObserverNode(Resource):
+    """An async context manager: entered, it is a ready member of the mesh, its page at `.address`.
+
+    Entering raises StartupError or InvalidArgument when it cannot be.
+    """
+
+    def __init__(
+        self,
+        *,
+        control: str,
+        listen: str = "127.0.0.1:0",
+        report_listen: str = "",
+        tls: Tls | None = None,
+    ) -> None:
+        self._control = control
+        self._listen = listen
+        self._report_listen = report_listen or f"{parse_listen(listen).host}:0"
+        self._tls = tls
+        self.id = f"observer-{uuid.uuid4().hex[:8]}"
+        self.address = ""
+        self.report_address = ""
+
+    @property
+    def books(self) -> Books:
+        return self._books
+
+    @property
+    def url(self) -> str:
+        return f"{'http' if self._tls is None else 'https'}://{self.address}"
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        control = await stack.enter_async_context(
+            ControlClient(self._control, self._member(), tls=self._tls)
+        )
+        exporter = None
+        if endpoint := control.snapshot.config.telemetry.otlp_endpoint:
+            exporter = SpanExporter(endpoint)
+            stack.push_async_callback(exporter.close)
+        self._books = Books(control.snapshot, exporter)
+        control.on_config(self._books.configure)
+        control.on_members(self._books.update_members)
+        ticking = asyncio.create_task(self._keep_ticking(), name="observer clock")
+        stack.push_async_callback(end_tasks, [ticking])
+        page = PageServer(make_app(self._books), self._listen, tls=self._tls)
+        await stack.enter_async_context(page)
+        server = MeshServer(self._report_listen, service_names=[SERVICE_NAME], tls=self._tls)
+        observer_pb2_grpc.add_ObserverServiceServicer_to_server(
+            ObserverService(self._books), server.server
+        )
+        await stack.enter_async_context(server)
+        await server.set_serving(True)
+        stack.push_async_callback(server.stop, STOP_GRACE_S)
+        self.address, self.report_address = page.address, server.address
+        control.update(
+            address=self.report_address,
+            http_address=self.address,
+            state=control_pb2.MEMBER_STATE_READY,
+        )
+        # Leaving runs in reverse: say so, end the streams, then what they need.
+        stack.callback(control.update, state=control_pb2.MEMBER_STATE_DRAINING)
+
+    async def _keep_ticking(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._books.tick()
+
+    def _member(self) -> control_pb2.Member:
+        return control_pb2.Member(
+            id=self.id,
+            role=control_pb2.MEMBER_ROLE_OBSERVER,
+            state=control_pb2.MEMBER_STATE_STARTING,
+            pid=os.getpid(),
+        )

@@ -1,0 +1,295 @@
+"""What this process tells the observer: its requests, and how it is itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import NamedTuple
+
+import grpc
+
+from firsttoken.control.v1 import control_pb2
+from firsttoken.observer.v1 import observer_pb2, observer_pb2_grpc
+from services.core.ledger import Ledger
+from services.core.metrics import Metric, Sample
+from services.runtime import hops
+from services.runtime.channels import open_channel
+from services.runtime.lag import METRICS, LoopWatch
+from services.runtime.logs import event
+from services.runtime.tasks import end_tasks
+from services.runtime.telemetry import Attributes, TraceContext
+from services.runtime.tls import Tls
+
+FLUSH_INTERVAL_S = 0.2
+SAMPLE_INTERVAL_S = 1.0
+# What is kept while nobody hears it; the oldest goes first.
+MAX_PENDING_HOPS = 8192
+MAX_PENDING_PROMPT_BYTES = 4 << 20
+MAX_PENDING_EVICTED = 65_536
+# Built in one turn of the loop, and sent in one message.
+PIECE_HOPS = 24
+MAX_PIECES = 32
+BACKOFF_S = (0.1, 2.0)  # first, longest
+CLOSE_TIMEOUT_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class Watched(NamedTuple):
+    metrics: tuple[Metric, ...]
+    read: Callable[[], Iterable[Sample]]
+
+
+class Reporter:
+    """An async context manager; entered, it tells the observer of the mesh, if there is one.
+
+    Whoever records something pays for an append. What comes together is told some times a
+    second. An observer that is gone, slow or dead costs requests nothing: the oldest is dropped,
+    and counted in `num_dropped`. Until an observer has been seen, nothing is kept.
+    """
+
+    def __init__(self, *, service: str, member_id: str, tls: Tls | None = None) -> None:
+        self._sender = observer_pb2.Sender(
+            member_id=member_id, service=service, host=socket.gethostname(), pid=os.getpid()
+        )
+        self._tls = tls
+        # There is, or was, somebody to be told.
+        self.enabled = False
+        self.num_dropped = 0
+        self._address = ""
+        self._hops: deque[hops.Told] = deque()
+        self._prompts: deque[observer_pb2.Prompt] = deque()
+        self._prompt_bytes = 0
+        self._evicted: deque[tuple[str, bytes]] = deque(maxlen=MAX_PENDING_EVICTED)
+        self._bubbles_s: dict[str, float] = {}
+        self._watched: list[Watched] = []
+        # Something is other than it was: the address, or that it closes.
+        self._changed = asyncio.Event()
+        self._closing = False
+        self._lost = False
+        self._loop_watch = LoopWatch()
+        self.watch(METRICS, self._loop_watch.read)
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Reporter:
+        self._loop_watch.__enter__()
+        self._task = asyncio.create_task(self._keep_telling(), name="tell the observer")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Tell what is left, as far as CLOSE_TIMEOUT_S lets it. May be called twice."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        self._closing = True
+        self._changed.set()
+        await asyncio.wait({task}, timeout=CLOSE_TIMEOUT_S)
+        await end_tasks([task])
+        self.enabled = False
+
+    def update_members(self, members: Iterable[control_pb2.Member]) -> None:
+        """Of several observers every process chooses the same, for a trace to be in one place."""
+        observers = [m for m in members if m.role == control_pb2.MEMBER_ROLE_OBSERVER]
+        self.enabled = (self.enabled or bool(observers)) and not self._closing
+        ready = [m for m in observers if m.state == control_pb2.MEMBER_STATE_READY]
+        address = min(ready, key=lambda member: member.id).address if ready else ""
+        if address != self._address:
+            self._address = address
+            self._changed.set()
+
+    def watch(self, metrics: Iterable[Metric], read: Callable[[], Iterable[Sample]]) -> None:
+        """From now on tell what `read` says, once a second. It is called on the loop."""
+        self._watched.append(Watched(tuple(metrics), read))
+
+    def decide(self, context: TraceContext, sample_ratio: float) -> bool:
+        """The caller's decision, or else the same one in every process for one trace."""
+        if context.sampled is not None:
+            return context.sampled
+        return int(context.trace_id[16:], 16) < sample_ratio * (1 << 64)
+
+    def record_request(
+        self,
+        name: str,
+        context: TraceContext,
+        parent_span_id: str,
+        ledger: Ledger,
+        attributes: Attributes,
+        *,
+        error: str = "",
+        end_s: float | None = None,
+    ) -> None:
+        """One request's hop, which has ended.
+
+        `context` is the hop's own span, `parent_span_id` the caller's ("" for none). `ledger`
+        times are time.monotonic(); `end_s` defaults to now. Neither ledger nor attributes may
+        change any more.
+        """
+        if not self.enabled:
+            return
+        if len(self._hops) >= MAX_PENDING_HOPS:
+            self._hops.popleft()
+            self.num_dropped += 1
+        ended_s = time.monotonic() if end_s is None else end_s
+        self._hops.append(
+            hops.Told(name, context, parent_span_id, ledger, attributes, error, ended_s)
+        )
+
+    def bubble(self, stage: str, duration_s: float) -> None:
+        """An engine had nothing to do while `stage` held work for it."""
+        if self.enabled:
+            self._bubbles_s[stage] = self._bubbles_s.get(stage, 0.0) + duration_s
+
+    def evicted(self, holder_id: str, prefix_keys: Iterable[bytes]) -> None:
+        """A holder has dropped these blocks."""
+        if self.enabled:
+            self._evicted.extend((holder_id, key) for key in prefix_keys)
+
+    def prompt(self, prompt: observer_pb2.Prompt) -> None:
+        """Blocks of a prompt that were not told before."""
+        if not self.enabled:
+            return
+        self._prompts.append(prompt)
+        self._prompt_bytes += len(prompt.token_ids)
+        while self._prompt_bytes > MAX_PENDING_PROMPT_BYTES:
+            self._prompt_bytes -= len(self._prompts.popleft().token_ids)
+
+    async def _keep_telling(self) -> None:
+        backoff_s, longest_s = BACKOFF_S
+        while not self._closing:
+            if not self._address:
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            if await self._tell(self._address):
+                backoff_s = BACKOFF_S[0]
+            elif not self._closing:
+                await self._pause(backoff_s)
+                backoff_s = min(2 * backoff_s, longest_s)
+
+    async def _tell(self, address: str) -> bool:
+        """Hold one stream for as long as it lives; whether it began."""
+        began = False
+        try:
+            async with open_channel(address, self._tls) as channel:
+                call = observer_pb2_grpc.ObserverServiceStub(channel).Report()
+                try:
+                    await call.write(self._first_message())
+                    began, self._lost = True, False
+                    await self._tell_what_comes(call, address)
+                finally:
+                    call.cancel()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else "it has ended"
+            self._note_lost(address, reason or "")
+        except Exception:  # a defect: better to begin again than to be mute from now on
+            logger.exception("telling the observer failed")
+        return began
+
+    async def _tell_what_comes(
+        self,
+        call: grpc.aio.StreamUnaryCall[observer_pb2.ReportRequest, observer_pb2.ReportResponse],
+        address: str,
+    ) -> None:
+        sampled_s = time.monotonic()
+        while self._address == address:
+            await self._pause(FLUSH_INTERVAL_S)
+            message = observer_pb2.ReportRequest()
+            if self._closing or time.monotonic() - sampled_s >= SAMPLE_INTERVAL_S:
+                sampled_s = time.monotonic()
+                self._add_samples(message)
+            await self._add_hops(message)
+            self._add_others(message)
+            if _says_something(message):
+                message.num_dropped = self.num_dropped
+                await call.write(message)
+            if self._closing and not self._hops:
+                await call.done_writing()
+                await call
+                return
+
+    async def _pause(self, duration_s: float) -> None:
+        """Ends early when something changes."""
+        if self._closing:
+            return
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(duration_s):
+                await self._changed.wait()
+
+    def _first_message(self) -> observer_pb2.ReportRequest:
+        known = {metric.name: metric for watched in self._watched for metric in watched.metrics}
+        metrics = [observer_pb2.MetricInfo(**metric._asdict()) for metric in known.values()]
+        return observer_pb2.ReportRequest(sender=self._sender, metrics=metrics)
+
+    async def _add_hops(self, message: observer_pb2.ReportRequest) -> None:
+        """In pieces, between which the loop does what it is for."""
+        wall_offset_ns = time.time_ns() - time.monotonic_ns()
+        for _ in range(MAX_PIECES):
+            if not self._hops:
+                return
+            size = min(PIECE_HOPS, len(self._hops))
+            piece = [self._hops.popleft() for _ in range(size)]
+            try:
+                message.hops_json.append(hops.encode(piece, wall_offset_ns))
+            except TypeError:
+                self._add_those_that_can_be_told(message, piece, wall_offset_ns)
+            await asyncio.sleep(0)
+
+    def _add_those_that_can_be_told(
+        self,
+        message: observer_pb2.ReportRequest,
+        piece: Iterable[hops.Told],
+        wall_offset_ns: int,
+    ) -> None:
+        for told in piece:
+            try:
+                message.hops_json.append(hops.encode([told], wall_offset_ns))
+            except TypeError:
+                self.num_dropped += 1
+
+    def _add_others(self, message: observer_pb2.ReportRequest) -> None:
+        message.prompts.extend(self._prompts)
+        self._prompts.clear()
+        self._prompt_bytes = 0
+        for stage, duration_s in self._bubbles_s.items():
+            message.bubbles.add(stage=stage, duration_s=duration_s)
+        self._bubbles_s.clear()
+        by_holder: dict[str, list[bytes]] = {}
+        for holder_id, key in self._evicted:
+            by_holder.setdefault(holder_id, []).append(key)
+        self._evicted.clear()
+        for holder_id, keys in by_holder.items():
+            message.evictions.add(holder_id=holder_id, prefix_keys=b"".join(keys))
+
+    def _add_samples(self, message: observer_pb2.ReportRequest) -> None:
+        for watched in self._watched:
+            try:
+                for name, value, labels in watched.read():
+                    message.samples.add(name=name, value=value, labels=dict(labels))
+            except Exception:
+                logger.exception("metrics could not be read")
+
+    def _note_lost(self, address: str, reason: str) -> None:
+        if not self._lost:
+            event(logger, logging.WARNING, "observer lost", observer=address, reason=reason)
+        self._lost = True
+
+
+def _says_something(message: observer_pb2.ReportRequest) -> bool:
+    told = message.hops_json, message.samples, message.prompts, message.bubbles, message.evictions
+    return any(map(len, told))
