@@ -5,9 +5,11 @@ from __future__ import annotations
 import enum
 import os
 import uuid
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 
 from firsttoken.control.v1 import control_pb2
+from services.core.metrics import Sample
 from services.models.catalog import find_model
 from services.models.loading import load_vocabulary
 from services.runtime.channels import Channels
@@ -17,6 +19,7 @@ from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
 from services.runtime.sharing import MemoryServer
 from services.runtime.tls import Tls
+from worker import metrics
 from worker.copying import Copier
 from worker.engines.contract import EngineInfo
 from worker.front import EngineFront
@@ -96,6 +99,7 @@ class WorkerNode(Resource):
         self._server = await stack.enter_async_context(server)
         self._control.on_config(self._front.configure)
         self._front.on_core(self._report_core)
+        reporter.watch(metrics.METRICS, self._read_metrics)
         self.address = self._server.address
         self._control.update(
             address=self.address,
@@ -174,7 +178,24 @@ class WorkerNode(Resource):
             on_drain=self._report_draining,
         )
         servicer.add_to(server.server)
+        self._servicer = servicer
         return server
+
+    def _read_metrics(self) -> Iterable[Sample]:
+        front, inbox = self._front, self._front.inbox
+        return metrics.read(
+            metrics.Readings(
+                load=front.hub.load,
+                info=front.info,
+                tier=self._tier.stats,
+                read_costs=self._tier.read_costs,
+                num_streams=front.num_streams,
+                num_held=front.num_held,
+                num_inbox_blocks=inbox.num_slots - inbox.num_free,
+                handoffs_taken=self._servicer.handoffs.taken,
+                handoffs_given=self._servicer.handoffs.given,
+            )
+        )
 
     def _report_draining(self) -> None:
         self._draining = True

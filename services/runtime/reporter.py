@@ -100,6 +100,7 @@ class Reporter:
         self._changed.set()
         await asyncio.wait({task}, timeout=CLOSE_TIMEOUT_S)
         await end_tasks([task])
+        self._loop_watch.__exit__(None, None, None)
         self.enabled = False
 
     def update_members(self, members: Iterable[control_pb2.Member]) -> None:
