@@ -1,0 +1,85 @@
+"""The mesh around the requests, as the page shows it: members, queues, bubbles, caches. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from services.core.ledger import Segment
+from services.observer.history import TAIL
+from services.observer.model import Member, Request, Window
+from services.observer.rows import name, seconds, text
+from services.observer.state_fields import Bubbles, LoadRow, MemberRow, Queue, StageRow
+from services.observer.state_load import load_of, load_tracks
+
+NOW_S = 300.0
+MAX_MEMBERS, MAX_QUEUES, MAX_STAGES = 100, 8, 12
+
+
+def bubbles(window: Window) -> Bubbles:
+    since_unix_s = max(window.end_unix_s - NOW_S, window.begin_unix_s)
+    lost_s: dict[str, float] = defaultdict(float)
+    for bubble in window.bubbles:
+        if bubble.unix_s > since_unix_s:
+            lost_s[bubble.stage] += bubble.duration_s
+    num_workers = sum(member.role == "worker" for member in window.members)
+    engine_s = num_workers * (window.end_unix_s - since_unix_s)
+    longest = sorted(lost_s.items(), key=lambda item: item[1], reverse=True)[:MAX_STAGES]
+    return Bubbles(
+        engine_s=seconds(engine_s),
+        stages=[
+            StageRow(
+                stage=name(stage),
+                duration_s=seconds(duration_s),
+                share=seconds(duration_s / engine_s) if engine_s else 0.0,
+            )
+            for stage, duration_s in longest
+        ],
+    )
+
+
+def queues(recent: Iterable[Request]) -> list[Queue]:
+    by_class: dict[str, list[Request]] = defaultdict(list)
+    for request in recent:
+        by_class[request.request_class].append(request)
+    largest = sorted(by_class.items(), key=lambda item: len(item[1]), reverse=True)[:MAX_QUEUES]
+    return [_queue(request_class, requests) for request_class, requests in largest]
+
+
+def _queue(request_class: str, requests: Sequence[Request]) -> Queue:
+    answered = [request for request in requests if request.ttft_s is not None]
+    waits_s = sorted(request.spent_s.get(Segment.QUEUE, 0.0) for request in answered)
+    return Queue(
+        request_class=name(request_class),
+        num_requests=len(requests),
+        num_failed=sum(bool(request.error) for request in requests),
+        longest=max(request.queue_position for request in requests),
+        p50_s=_quantile_s(waits_s, 0.5),
+        p95_s=_quantile_s(waits_s, TAIL),
+    )
+
+
+def _quantile_s(ordered_s: Sequence[float], share: float) -> float | None:
+    if not ordered_s:
+        return None
+    return seconds(ordered_s[max(math.ceil(share * len(ordered_s)) - 1, 0)])
+
+
+def members(window: Window) -> list[MemberRow]:
+    tracks = load_tracks(window.readings, window.end_unix_s)
+    ordered = sorted(window.members, key=lambda m: (m.state == "ready", m.role, m.id))
+    return [_member(member, load_of(tracks, member.id)) for member in ordered[:MAX_MEMBERS]]
+
+
+def _member(member: Member, load: list[LoadRow]) -> MemberRow:
+    return MemberRow(
+        id=name(member.id),
+        role=name(member.role),
+        state=name(member.state),
+        address=name(member.address),
+        host=name(member.host),
+        generation=member.generation,
+        detail=text(member.detail),
+        load=load,
+    )
