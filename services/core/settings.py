@@ -575,6 +575,12 @@ class ObserverSettings:
         low=0,
         high=600_000,
     )
+    slo_ttft_ms: float = setting(
+        500.0,
+        "A first token that comes later counts against the objective that alerts watch.",
+        low=1,
+        high=600_000,
+    )
     show_text: bool = setting(
         False, "Show text of prompts to whoever may see the page; else only where tokens differ."
     )

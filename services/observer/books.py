@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from firsttoken.control.v1 import control_pb2
 from firsttoken.observer.v1 import observer_pb2
 from services.core.config import Snapshot
+from services.core.metrics import Labels, Metric
 from services.observer.hearing import Teller, read_hops
 from services.observer.history import History
 from services.observer.mesh_state import Configurations, to_member
+from services.observer.metrics import Metrics, Sender
 from services.observer.model import BubbleSum, Member, Reading, Window
 from services.observer.requests import Assembly, Settled
 from services.observer.sampling import TailRule
-from services.observer.spans import SpanExporter
+from services.observer.series import Family
 from services.observer.window import RecentBubbles, RecentReadings, RecentRequests
+
+if TYPE_CHECKING:
+    from services.observer.spans import SpanExporter
 
 
 class Books:
@@ -28,7 +34,9 @@ class Books:
         self.readings = RecentReadings(window_s=window_s)
         self.bubbles = RecentBubbles(window_s=window_s)
         self.history = History()
+        self.metrics = Metrics()
         self.configurations = Configurations()
+        self._generation = snapshot.generation
         self.members: tuple[Member, ...] = ()
         self._assembly = Assembly()
         self._tail = TailRule(slow_ttft_s=settings.slow_ttft_ms / 1e3)
@@ -42,11 +50,17 @@ class Books:
         return sum(self._num_dropped.values())
 
     def configure(self, snapshot: Snapshot) -> None:
-        self._tail.slow_ttft_s = snapshot.config.observer.slow_ttft_ms / 1e3
+        settings = snapshot.config.observer
+        self._tail.slow_ttft_s = settings.slow_ttft_ms / 1e3
+        self.metrics.configure(
+            slo_ttft_s=settings.slo_ttft_ms / 1e3, block_tokens=snapshot.config.mesh.block_tokens
+        )
+        self._generation = snapshot.generation
         self.configurations.take(snapshot, time.time())
 
     def update_members(self, members: Iterable[control_pb2.Member]) -> None:
         self.members = tuple(map(to_member, members))
+        self.metrics.set_members(self.members, self._generation)
 
     def hear(self, teller: Teller, message: observer_pb2.ReportRequest) -> None:
         """Raises InvalidArgument for what makes no sense."""
@@ -54,19 +68,18 @@ class Books:
         for batch in message.hops_json:
             for hop in read_hops(batch, teller):
                 self._assembly.hear(hop, now_s)
+        for info in message.metrics:
+            self.metrics.describe(Metric(info.name, info.unit, info.text, info.counts))
         for sample in message.samples:
             labels = tuple(sorted(sample.labels.items()))
-            self.readings.add(
-                Reading(
-                    now_unix_s, teller.member_id, teller.service, sample.name, labels, sample.value
-                )
-            )
-        for bubble in message.bubbles:
-            self.bubbles.add(
-                BubbleSum(now_unix_s, teller.member_id, bubble.stage, bubble.duration_s)
-            )
+            self._read(teller, sample.name, labels, sample.value, now_unix_s)
+        for told in message.bubbles:
+            bubble = BubbleSum(now_unix_s, teller.member_id, told.stage, told.duration_s)
+            self.bubbles.add(bubble)
+            self.metrics.add_bubble(bubble)
         if message.num_dropped:
             self._num_dropped[teller.member_id] = message.num_dropped
+            self.metrics.set_dropped(Sender(teller.service, teller.member_id), message.num_dropped)
 
     def tick(self) -> None:
         """To be called some times a second."""
@@ -76,6 +89,10 @@ class Books:
         self.requests.expire(now_s)
         self.readings.expire(now_unix_s)
         self.bubbles.expire(now_unix_s)
+
+    def families(self) -> list[Family]:
+        """All metrics, with their values now."""
+        return self.metrics.families(time.time())
 
     def window(self) -> Window:
         now_unix_s = time.time()
@@ -91,11 +108,19 @@ class Books:
             num_dropped=self.num_dropped,
         )
 
+    def _read(
+        self, teller: Teller, name: str, labels: Labels, value: float, now_unix_s: float
+    ) -> None:
+        reading = Reading(now_unix_s, teller.member_id, teller.service, name, labels, value)
+        self.readings.add(reading)
+        self.metrics.hear(reading)
+
     def _settle(self, settled: Settled, now_s: float) -> None:
         """Late hops share the fate of those that came in time."""
         joined = self.requests.join(settled.trace_id, settled.hops, now_s)
         for request in joined.new:
             self.history.add(request, time.time())
+            self.metrics.add(request)
         chosen = [self._tail.keep(request) for request in joined.new]
         sampled = any(hop.sampled for hop in settled.hops)
         if self._exporter is not None and (sampled or any(chosen) or joined.completed):

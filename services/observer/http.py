@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.observer import rows
 from services.observer.books import Books
+from services.observer.exposition import render
 from services.observer.state import make_state
 
 PAGE = Path(__file__).parent / "page"
@@ -52,6 +53,10 @@ class Api:
             newest.sort(key=lambda each: each.ttft_s or 0.0, reverse=True)
         return as_json([rows.describe(each) for each in newest[:limit]])
 
+    async def metrics(self, request: HttpRequest) -> Response:
+        rendered = render(self._books.families(), request.headers.get("accept", ""))
+        return Response(rendered.body, headers={"content-type": rendered.content_type})
+
     async def trace(self, request: HttpRequest) -> Response:
         found = self._books.requests.of_trace(request.path_params["trace_id"])
         if not found:
@@ -66,6 +71,7 @@ def make_app(books: Books) -> ASGIApp:
             Route("/api/state", api.state),
             Route("/api/requests", api.requests),
             Route("/api/requests/{trace_id}", api.trace),
+            Route("/metrics", api.metrics),
             Mount("/", StaticFiles(directory=PAGE, html=True)),
         ],
         exception_handlers={BadQuery: _bad_query},

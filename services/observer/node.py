@@ -13,7 +13,6 @@ from services.observer.books import Books
 from services.observer.http import make_app
 from services.observer.page_server import PageServer
 from services.observer.service import SERVICE_NAME, ObserverService
-from services.observer.spans import SpanExporter
 from services.runtime.membership import ControlClient
 from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
@@ -62,9 +61,17 @@ class ObserverNode(Resource):
         )
         exporter = None
         if endpoint := control.snapshot.config.telemetry.otlp_endpoint:
+            # Only then: importing the SDK takes longer than starting without it.
+            from services.observer.spans import SpanExporter
+
             exporter = SpanExporter(endpoint)
             stack.push_async_callback(exporter.close)
         self._books = Books(control.snapshot, exporter)
+        if endpoint:
+            from services.observer.otlp_metrics import OtlpMetrics
+
+            read = self._books.families
+            await stack.enter_async_context(OtlpMetrics(endpoint, member_id=self.id, read=read))
         control.on_config(self._books.configure)
         control.on_members(self._books.update_members)
         ticking = asyncio.create_task(self._keep_ticking(), name="observer clock")

@@ -22,7 +22,7 @@ from tests.cli.running import COMMAND, SERVE, TIMEOUT_S, Endpoints, Run, run_to_
 Start = Callable[..., Run]
 
 SIMULATED = ("up", "--engine", "simulated")
-ANY_PORTS = ("--port", "0", "--control-port", "0", "--http-port", "0")
+ANY_PORTS = ("--port", "0", "--control-port", "0", "--http-port", "0", "--page-port", "0")
 FIRSTTOKEN = shlex.join(COMMAND)
 RESTART = ("ended (SIGKILL); starts again", "is back on")
 
@@ -36,7 +36,7 @@ def taken_port() -> Iterator[int]:
 def services(run: Run) -> dict[str, int]:
     """The pids of the mesh's processes by module; engine cores and the command left out."""
     modules = (
-        *("services.control", "services.tokenizer", "services.gateway"),
+        *("services.control", "services.tokenizer", "services.gateway", "services.observer"),
         *("kvstore", "worker", "router"),
     )
     return {
@@ -160,7 +160,7 @@ def test_the_logs_are_kept_and_named_when_the_command_fails(start: Start, tmp_pa
     assert result.stderr.endswith(f"logs: {directory}\n")
     assert {file.name for file in directory.iterdir()} == {
         *("config.toml", "control.log", "tokenizer.log", "worker-1.log", "router.log"),
-        *("kvstore.log", "redis.log", "gateway.log"),
+        *("kvstore.log", "redis.log", "gateway.log", "observer.log"),
     }
 
 
@@ -175,18 +175,19 @@ def test_progress_and_stopping_are_told_on_stderr_in_order(start: Start) -> None
     assert result.stdout == ""
     assert said[0].startswith("control    ready on 127.0.0.1:")
     assert any(line.startswith("worker-1   loading") for line in said)
-    assert said[-7:] == [
+    assert said[-8:] == [
         "gateway    stopped",
         "router     stopped",
         "worker-1   stopped",
         "kvstore    stopped",
         "redis      stopped",
         "tokenizer  stopped",
+        "observer   stopped",
         "control    stopped",
     ]
 
 
-@pytest.mark.parametrize("option", ["--port", "--control-port", "--http-port"])
+@pytest.mark.parametrize("option", ["--port", "--control-port", "--http-port", "--page-port"])
 def test_a_taken_port_is_one_line_and_status_3(start: Start, taken_port: int, option: str) -> None:
     run = start(*SIMULATED, option, str(taken_port), "--exec", "true")
 
