@@ -9,9 +9,12 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from firsttoken.observer.v1 import observer_pb2
 from services.core.errors import InvalidArgument
+from services.core.keys import split_keys
 from services.core.ledger import Segment
 from services.observer.model import Hop, Part
+from services.observer.prompts import ToldPrompt
 from services.runtime import hops
 
 MAX_NAME_CHARACTERS = 200
@@ -40,6 +43,31 @@ def read_hops(batch: bytes, teller: Teller) -> list[Hop]:
         return [_to_hop(row, teller) for row in hops.decode(batch)]
     except (orjson.JSONDecodeError, TypeError, ValueError, KeyError) as error:
         raise InvalidArgument.of("hops_json", f"must be hops of this version: {error}") from None
+
+
+def read_prompt(message: observer_pb2.Prompt) -> ToldPrompt:
+    """Raises InvalidArgument for what is no prompt."""
+    try:
+        return ToldPrompt(
+            trace_id=message.trace_id.hex(),
+            span_id=message.span_id.hex(),
+            prefix_keys=split_keys(message.prefix_keys),
+            first_token=message.first_token,
+            token_ids=message.token_ids,
+            tenant=message.tenant,
+            cache_salt=message.cache_salt,
+            block_tokens=message.block_tokens,
+        )
+    except ValueError as error:
+        raise InvalidArgument.of("prompts.prefix_keys", str(error)) from None
+
+
+def read_eviction(message: observer_pb2.Eviction) -> list[bytes]:
+    """The keys of the blocks. Raises InvalidArgument where they are none."""
+    try:
+        return split_keys(message.prefix_keys)
+    except ValueError as error:
+        raise InvalidArgument.of("evictions.prefix_keys", str(error)) from None
 
 
 def _to_hop(row: hops.Hop, teller: Teller) -> Hop:

@@ -1,0 +1,309 @@
+"""Which text that changes breaks which prefixes, and the hit rate without it. Pure.
+
+    report(window, prompt_store.snapshot(), spelling=..., show_text=False) -> dict
+
+It compares and replays up to MOST_PROMPTS prompts, which takes a second or two: call it in a
+thread. The hit rate is of prompt tokens. It comes from a model of the workers' caches, which is
+first asked for the hit rate as it was: where that is not what was measured, the report says so.
+Prompt text is in it only with `show_text`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from services.core.block_cache import Cache
+from services.core.keys import extend_keys
+from services.core.tokens import BYTES_PER_TOKEN, TokenArray
+from services.observer.changing import sight
+from services.observer.families import Site, Span, cut, find_spans
+from services.observer.kinds import Kind, Named, Sight, name_kind
+from services.observer.model import Window
+from services.observer.past import Past, read_past
+from services.observer.prompts import Prompts
+from services.observer.spelling import Spelling
+
+MOST_PROMPTS = 2000
+# With fewer requests nothing is said.
+MIN_PROMPTS = 10
+# Sites that are told, and replayed by themselves.
+MOST_SITES = 10
+# Between the measured hit rate and the model's.
+FAITHFUL_WITHIN = 0.03
+MOST_SIGHTS = 32
+MOST_VALUES = 3
+# Only these choose by where prefixes are.
+_BY_PREFIX = ("kv_aware", "prefix_aware")
+
+_ADVICE = {
+    Kind.TIME_STAMP: "move the time behind what does not change, or round it",
+    Kind.COUNTER: "move the counter behind what does not change",
+    Kind.UUID: "leave the id out of the prompt, or move it to its end",
+    Kind.NONCE: "leave it out of the prompt, or move it to its end",
+    Kind.TEXT: "move it behind what does not change",
+}
+
+
+class Chained(NamedTuple):
+    """A prompt, as a cache sees it."""
+
+    chain: Sequence[bytes]
+    num_tokens: int
+    block_tokens: int
+    worker_id: str
+
+    @property
+    def usable(self) -> Sequence[bytes]:
+        """The last token is computed in any case."""
+        return self.chain[: max(0, self.num_tokens - 1) // self.block_tokens]
+
+
+class Found(NamedTuple):
+    """A site, the prompts that have it, and what it is."""
+
+    site: Site
+    # Prompt's number to its span.
+    spans: Mapping[int, Span]
+    num_values: int
+    sights: tuple[Sight, ...]
+    named: Named | None
+
+    @property
+    def kind(self) -> Kind | None:
+        return self.named.kind if self.named is not None else None
+
+
+def report(
+    window: Window,
+    prompts: Prompts,
+    *,
+    spelling: Spelling | None = None,
+    show_text: bool = False,
+    cache_blocks: int | None = None,
+) -> dict[str, Any]:
+    """`cache_blocks`: of each worker; None: enough that nothing is evicted."""
+    past = _replayable(window, prompts)
+    document = _figures(past)
+    if len(past) < MIN_PROMPTS:
+        note = f"not enough evidence: {len(past)} answered requests, and {MIN_PROMPTS} are needed"
+        return document | {"changes": [], "notes": [note]}
+    token_ids = [each.prompt.token_ids for each in past]
+    block_tokens = past[-1].prompt.block_tokens
+    spans = find_spans(token_ids, min_agreed=block_tokens)
+    found = _sites(past, token_ids, spans, spelling)
+    model = _Model(past, token_ids, spans, cache_blocks, has_forgotten=prompts.has_forgotten)
+    before = model.hit_rate(())
+    # Words that change are a question, not a stamp: they can be moved, and not left out.
+    removable = [each.site for each in found if each.kind is not Kind.TEXT]
+    told = sorted(found, key=lambda each: -model.lost_tokens(each))[:MOST_SITES]
+    measured = model.measured()
+    document |= {
+        "hit_rate": round(measured, 4),
+        "model_hit_rate": round(before, 4),
+        "faithful": abs(measured - before) <= FAITHFUL_WITHIN,
+        "predicted_hit_rate": round(model.predicted(removable, before, measured), 4),
+        "changes": [
+            _describe(each, past, token_ids, model, before, measured, spelling, show_text)
+            for each in told
+        ],
+        "notes": _notes(measured, before, prompts, spelling, past),
+    }
+    return document
+
+
+def _replayable(window: Window, prompts: Prompts) -> list[Past]:
+    """Answered requests whose prompts are known whole, the newest."""
+    past = [
+        each
+        for each in read_past(window, prompts)
+        if each.request is not None and each.had_kv_s is not None and each.prompt.is_whole
+    ]
+    return past[-MOST_PROMPTS:]
+
+
+def _figures(past: Sequence[Past]) -> dict[str, Any]:
+    tokens = sum(each.request.prompt_tokens for each in past if each.request)
+    cached = sum(each.request.cached_tokens for each in past if each.request)
+    return {
+        "requests": len(past),
+        "prompt_tokens": tokens,
+        "cached_tokens": cached,
+        "hit_rate": round(cached / tokens, 4) if tokens else None,
+        "model_hit_rate": None,
+        "faithful": None,
+        "predicted_hit_rate": None,
+    }
+
+
+def _sites(
+    past: Sequence[Past],
+    token_ids: Sequence[TokenArray],
+    spans: Sequence[Sequence[Span]],
+    spelling: Spelling | None,
+) -> list[Found]:
+    """Those with more than one value."""
+    by_site: dict[Site, dict[int, Span]] = defaultdict(dict)
+    for number, found in enumerate(spans):
+        for span in found:
+            by_site[span.site][number] = span
+    sites = []
+    for site, having in by_site.items():
+        values = {token_ids[n][span.start : span.end].tobytes() for n, span in having.items()}
+        if len(values) < 2:
+            continue
+        sights: tuple[Sight, ...] = ()
+        if spelling is not None:
+            some = [(n, span) for n, span in having.items() if span.end > span.start]
+            sights = tuple(
+                sight(token_ids[n], span.start, span.end, past[n].arrived_s, spelling)
+                for n, span in some[-MOST_SIGHTS:]
+            )
+        named = name_kind(sights) if sights else None
+        sites.append(Found(site, having, len(values), sights, named))
+    return sites
+
+
+class _Model:
+    """The workers' caches, asked again and again with other places cut out."""
+
+    def __init__(
+        self,
+        past: Sequence[Past],
+        token_ids: Sequence[TokenArray],
+        spans: Sequence[Sequence[Span]],
+        cache_blocks: int | None,
+        *,
+        has_forgotten: bool,
+    ) -> None:
+        self._past = past
+        self._token_ids = token_ids
+        self._spans = spans
+        self._cache_blocks = cache_blocks
+        self._requests = [each.request for each in past if each.request is not None]
+        # What was cached before the first of them is not known: the first half fills the caches.
+        is_cut = has_forgotten or len(past) == MOST_PROMPTS
+        self._first_counted = len(past) // 2 if is_cut else 0
+
+    def measured(self) -> float:
+        return _share(
+            (each.cached_tokens, each.prompt_tokens)
+            for each in self._requests[self._first_counted :]
+        )
+
+    def predicted(self, sites: Collection[Site], before: float, measured: float) -> float:
+        """As the model has it, less what the mesh failed to reuse of what the model has now."""
+        if not sites:
+            return measured
+        after = self.hit_rate(sites)
+        return after * min(1.0, measured / before) if before >= FAITHFUL_WITHIN else after
+
+    def hit_rate(self, sites: Collection[Site]) -> float:
+        """With what is at `sites` cut out of all prompts."""
+        gone = frozenset(sites)
+        chained = [self._chained(number, gone) for number in range(len(self._past))]
+        by_prefix = self._requests[-1].strategy in _BY_PREFIX
+        return _share(self._replay(chained, by_prefix=by_prefix)[self._first_counted :])
+
+    def lost_tokens(self, found: Found) -> int:
+        """Behind the site, what prompts have in common with others, up to the next place."""
+        return sum(span.agreed_behind for span in found.spans.values())
+
+    def _chained(self, number: int, gone: Collection[Site]) -> Chained:
+        past, ids = self._past[number], self._token_ids[number]
+        prompt = past.prompt
+        spans = [span for span in self._spans[number] if span.site in gone]
+        if not any(span.end > span.start for span in spans):
+            return Chained(prompt.prefix_keys, len(ids), prompt.block_tokens, past.worker_id)
+        packed = cut(ids, spans)
+        chain = extend_keys(prompt.root, packed, prompt.block_tokens)
+        num_tokens = len(packed) // BYTES_PER_TOKEN
+        return Chained(chain, num_tokens, prompt.block_tokens, past.worker_id)
+
+    def _replay(self, chained: Sequence[Chained], *, by_prefix: bool) -> list[tuple[int, int]]:
+        """Cached and all tokens of each prompt, one after the other.
+
+        A router that looks at prefixes sends a prompt where most of it is, and with none
+        where it went; any other one sends it where it went.
+        """
+        caches: dict[str, Cache] = defaultdict(lambda: Cache(self._cache_blocks))
+        results = []
+        for each in chained:
+            chosen = each.worker_id
+            if by_prefix:
+                had = {worker: cache.match(each.usable) for worker, cache in caches.items()}
+                most = max(had.values(), default=0)
+                if had.get(chosen, 0) < most:
+                    chosen = max(had, key=lambda worker: had[worker])
+            cached = caches[chosen].match(each.usable) * each.block_tokens
+            caches[chosen].use(each.chain)
+            results.append((cached, each.num_tokens))
+        return results
+
+
+def _share(pairs: Any) -> float:
+    cached, total = map(sum, zip(*pairs, strict=True))
+    return cached / total if total else 0.0
+
+
+def _describe(
+    found: Found,
+    past: Sequence[Past],
+    token_ids: Sequence[TokenArray],
+    model: _Model,
+    before: float,
+    measured: float,
+    spelling: Spelling | None,
+    show_text: bool,
+) -> dict[str, Any]:
+    number, span = max(found.spans.items(), key=lambda each: (each[1].end > each[1].start, each[0]))
+    place = spelling.place(token_ids[number], span.start) if spelling is not None else None
+    last = spelling.place(token_ids[number], span.end) if spelling is not None else None
+    alone = model.predicted((found.site,), before, measured)
+    described: dict[str, Any] = {
+        "kind": found.kind.value if found.kind is not None else None,
+        "requests": len(found.spans),
+        "values": found.num_values,
+        # In the request of `trace_id`.
+        "trace_id": past[number].prompt.trace_id,
+        "start_token": span.start,
+        "end_token": span.end,
+        "message": place.message if place is not None else None,
+        "role": place.role if place is not None else "",
+        "character": place.character if place is not None else None,
+        "end_character": last.character if last is not None else None,
+        "tokens_behind": span.agreed_behind,
+        "lost_tokens": model.lost_tokens(found),
+        "predicted_hit_rate_alone": round(alone, 4),
+        "advice": _ADVICE[found.kind or Kind.TEXT],
+    }
+    if found.named is not None and show_text:
+        described["before"] = found.sights[-1].before
+        described["after"] = found.sights[-1].after
+        described["examples"] = [each.text for each in found.sights[-MOST_VALUES:]]
+    return described
+
+
+def _notes(
+    measured: float,
+    before: float,
+    prompts: Prompts,
+    spelling: Spelling | None,
+    past: Sequence[Past],
+) -> list[str]:
+    notes = []
+    if abs(measured - before) > FAITHFUL_WITHIN:
+        notes.append(
+            f"the model has a hit rate of {before:.1%} where {measured:.1%} was measured: caches"
+            " were too small, or requests came too close to each other; take the prediction with"
+            " care"
+        )
+    if prompts.has_forgotten or len(past) == MOST_PROMPTS:
+        notes.append(
+            f"rates are those of the newer half of {len(past)} requests: what was cached before"
+            " the older half is not known"
+        )
+    if spelling is None:
+        notes.append("the model's vocabulary is not here: positions are tokens, without kinds")
+    return notes

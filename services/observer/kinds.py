@@ -1,0 +1,121 @@
+"""What kind of text changes from prompt to prompt: a time stamp, a counter, a uuid. Pure.
+
+Comparing prompts finds what changes; its form only gives that a name.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_TIME = r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?(\s?[AaPp]\.?[Mm]\b\.?)?"
+_ZONE = r"(\s?(Z|UTC|GMT|[+-]\d{2}:?\d{2}))?"
+_MONTH = r"(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?"
+_DATE = (
+    rf"(\d{{4}}[-/.]\d{{1,2}}[-/.]\d{{1,2}}|\d{{1,2}}[-/.]\d{{1,2}}[-/.]\d{{4}}"
+    rf"|{_MONTH}\s\d{{1,2}}(st|nd|rd|th)?(,?\s\d{{4}})?|\d{{1,2}}\.?\s{_MONTH}(\s\d{{4}})?)"
+)
+_TIME_STAMP = re.compile(
+    rf"{_DATE}(\s?[T,@]?\s?(at\s)?{_TIME}{_ZONE}(\s\d{{4}}\b)?)?|(?<![\d:]){_TIME}{_ZONE}"
+)
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+# Letters and digits, mixed as nobody writes them.
+_RANDOM = re.compile(r"(?=[A-Za-z_-]*\d)(?=[\d_-]*[A-Za-z])[A-Za-z0-9_-]{8,}")
+_DAY_S = 86_400.0
+# A stamp of now, in s, ms, µs or ns.
+_EPOCH_UNITS = (1.0, 1e3, 1e6, 1e9)
+EPOCH_WITHIN_S = 2 * _DAY_S
+# From one prompt to the next, a counter grows by no more on average.
+MAX_COUNTER_STEP = 1000
+MIN_NONCE_DIGITS = 6
+# Of what changes, the part that has the form: else it is text with a number in it.
+MIN_SHARE = 0.3
+# Of all sights, those that must have it.
+MOST_SIGHTS = 0.8
+
+
+class Kind(enum.StrEnum):
+    TIME_STAMP = "time stamp"
+    COUNTER = "counter"
+    UUID = "uuid"
+    NONCE = "random value"
+    # Words, or what has no form that is known here.
+    TEXT = "text"
+
+
+class Sight(NamedTuple):
+    """What one prompt has where prompts differ, with some of the text around it."""
+
+    before: str
+    text: str
+    after: str
+    seen_unix_s: float
+
+
+class Named(NamedTuple):
+    """The kind, and where what has the form begins and ends in the first sight's whole text."""
+
+    kind: Kind
+    start: int
+    end: int
+
+
+def name_kind(sights: Sequence[Sight]) -> Named:
+    """`sights`: of several prompts; it is the first one's place that is told."""
+    first = sights[0]
+    start, end = len(first.before), len(first.before) + len(first.text)
+    shown = [each for each in sights if each.text.strip()]
+    for kind, pattern in (
+        (Kind.UUID, _UUID),
+        (Kind.TIME_STAMP, _TIME_STAMP),
+        (Kind.NONCE, _RANDOM),
+    ):
+        matches = [_match(each, pattern) for each in shown]
+        if shown and sum(map(bool, matches)) >= MOST_SIGHTS * len(shown):
+            return Named(kind, *_place(_match(first, pattern), start, end))
+    shown.sort(key=lambda each: each.seen_unix_s)
+    numbers = [_match(each, _NUMBER) for each in shown]
+    if shown and all(numbers):
+        found = _kind_of_numbers([each[0] for each in numbers if each], shown)
+        if found is not None:
+            return Named(found, *_place(_match(first, _NUMBER), start, end))
+    return Named(Kind.TEXT, start, end)
+
+
+def _place(match: re.Match[str] | None, start: int, end: int) -> tuple[int, int]:
+    return (start, end) if match is None else match.span()
+
+
+def _match(sight: Sight, pattern: re.Pattern[str]) -> re.Match[str] | None:
+    """The first one that has a part in what changes, and most of it."""
+    whole = sight.before + sight.text + sight.after
+    start, end = len(sight.before), len(sight.before) + len(sight.text)
+    for match in pattern.finditer(whole):
+        covered = min(end, match.end()) - max(start, match.start())
+        if covered > 0 and covered >= MIN_SHARE * len(sight.text.strip()):
+            return match
+    return None
+
+
+def _kind_of_numbers(numbers: Sequence[str], sights: Sequence[Sight]) -> Kind | None:
+    if all(map(_is_epoch, numbers, sights)):
+        return Kind.TIME_STAMP
+    if not all(each.isdecimal() for each in numbers):
+        return None
+    values = [int(each) for each in numbers]
+    steps = [after - before for before, after in itertools.pairwise(values)]
+    # Equal ones are several prompts of one turn.
+    if steps and min(steps) >= 0 and 0 < sum(steps) <= MAX_COUNTER_STEP * len(steps):
+        return Kind.COUNTER
+    if min(map(len, numbers)) >= MIN_NONCE_DIGITS:
+        return Kind.NONCE
+    return None
+
+
+def _is_epoch(number: str, sight: Sight) -> bool:
+    value = float(number)
+    return any(abs(value / unit - sight.seen_unix_s) <= EPOCH_WITHIN_S for unit in _EPOCH_UNITS)

@@ -1,0 +1,115 @@
+"""Which requests came before one, and where a block was when it came. Pure.
+
+Times are by the observer's clock: when it heard of a request's end, less the durations that
+the request's own processes measured. So they are right to some tenths of a second, also
+where hosts' clocks differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from services.observer.model import Request, Window
+from services.observer.prompts import KeptPrompt, Prompts
+
+
+class Past(NamedTuple):
+    """A request, and its prompt. `request` None: it has left the window, or not come into it."""
+
+    prompt: KeptPrompt
+    request: Request | None
+    arrived_s: float
+    # From then on its worker had the KV of its prompt; None: it never did.
+    had_kv_s: float | None
+
+    @property
+    def worker_id(self) -> str:
+        return self.request.worker_id if self.request is not None else ""
+
+    @property
+    def ended_s(self) -> float:
+        return self.prompt.heard_unix_s
+
+
+class Holding(NamedTuple):
+    """What one worker did with a block before some time. The last of the three counts."""
+
+    worker_id: str
+    # It was computed there, or used; None: only on its way.
+    had_s: float | None
+    # Dropped after that.
+    dropped_s: float | None
+    # A request was computing it.
+    is_computing: bool
+
+    @property
+    def has_it(self) -> bool:
+        return self.had_s is not None and self.dropped_s is None
+
+
+def read_past(window: Window, prompts: Prompts) -> list[Past]:
+    """In the order of arrival."""
+    # By hop: a caller may have sent several requests in one trace.
+    requests = {hop.span_id: request for request in window.requests for hop in request.hops}
+    found = [_past(prompt, requests.get(prompt.span_id)) for prompt in prompts.kept]
+    return sorted(found, key=lambda past: past.arrived_s)
+
+
+def _past(prompt: KeptPrompt, request: Request | None) -> Past:
+    if request is None:
+        return Past(prompt, None, prompt.heard_unix_s, None)
+    arrived_s = prompt.heard_unix_s - request.duration_s
+    had_kv_s = None
+    if request.worker_id and request.ttft_s is not None:
+        had_kv_s = arrived_s + request.ttft_s
+    return Past(prompt, request, arrived_s, had_kv_s)
+
+
+def shared_blocks(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """Of two chains: whatever lies before an equal link is equal."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[middle - 1] == other[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def whereabouts(
+    place: int,
+    key: bytes,
+    at_s: float,
+    earlier: Iterable[Past],
+    evictions: Mapping[tuple[str, bytes], Sequence[float]],
+) -> list[Holding]:
+    """By worker, of the block `key`, the one at `place` in its chain, as it was at `at_s`."""
+    had_s: dict[str, float] = {}
+    computing: set[str] = set()
+    for past in earlier:
+        keys = past.prompt.prefix_keys
+        if not past.worker_id or len(keys) <= place or keys[place] != key:
+            continue
+        if past.had_kv_s is None:
+            continue
+        if past.had_kv_s > at_s:
+            computing.add(past.worker_id)
+        else:
+            had_s[past.worker_id] = max(had_s.get(past.worker_id, 0.0), past.had_kv_s)
+    found = []
+    for worker_id in had_s.keys() | computing:
+        last_s = had_s.get(worker_id)
+        dropped_s = None
+        if last_s is not None:
+            times = evictions.get((worker_id, key), ())
+            dropped_s = max((each for each in times if last_s <= each <= at_s), default=None)
+        found.append(Holding(worker_id, last_s, dropped_s, worker_id in computing))
+    return sorted(found)
+
+
+def in_flight(worker_id: str, at_s: float, past: Iterable[Past]) -> int:
+    return sum(
+        each.worker_id == worker_id and each.arrived_s <= at_s < each.ended_s for each in past
+    )
