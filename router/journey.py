@@ -307,6 +307,15 @@ class Journey:
             },
             error=error,
         )
+        if self._outcome.prompt.num_tokens:
+            told = self._mesh.telling.message(
+                self._outcome.prompt,
+                trace_id=self._trace.trace_id,
+                span_id=self._trace.span_id,
+                tenant=self._outcome.tenant,
+                now_s=time.monotonic(),
+            )
+            reporter.prompt(told)
 
 
 def _worker_died(told: Told, why_it_ends: str) -> Unavailable:

@@ -41,10 +41,8 @@ class Telling:
         trace_id: str,
         span_id: str,
         tenant: str,
-        cache_salt: str,
         now_s: float,
     ) -> observer_pb2.Prompt:
-        """`tenant`: of its KV."""
         if now_s - self._begun_s > GENERATION_S or len(self._recent) >= self._max_keys:
             self._older, self._recent = self._recent, set()
             self._begun_s = now_s
@@ -63,7 +61,6 @@ class Telling:
             first_token=first_block * prompt.block_tokens,
             token_ids=packed,
             tenant=tenant,
-            cache_salt=cache_salt,
             block_tokens=prompt.block_tokens,
         )
 

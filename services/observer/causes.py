@@ -113,13 +113,11 @@ def of_other_roots(case: Case) -> Finding | None:
             f" shared with tenant {_name(prompt.tenant)}"
         )
         return Finding(Cause.OTHER_TENANT, summary, lost, evidence)
-    if other.cache_salt != prompt.cache_salt:
-        summary = (
-            f"the same {tokens} tokens came with another cache_salt: prefixes are shared only"
-            " with the same one"
-        )
-        return Finding(Cause.OTHER_SALT, summary, lost, evidence)
-    return None
+    summary = (
+        f"the same {tokens} tokens came with another cache_salt, or before the tenant's salt was"
+        " changed: prefixes are shared only with the same one"
+    )
+    return Finding(Cause.OTHER_SALT, summary, lost, evidence)
 
 
 def _computed_instead(case: Case, holdings: Sequence[Holding], lost: int) -> Finding | None:

@@ -55,7 +55,6 @@ def read_prompt(message: observer_pb2.Prompt) -> ToldPrompt:
             first_token=message.first_token,
             token_ids=message.token_ids,
             tenant=message.tenant,
-            cache_salt=message.cache_salt,
             block_tokens=message.block_tokens,
         )
     except ValueError as error:

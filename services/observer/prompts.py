@@ -42,7 +42,6 @@ class ToldPrompt(NamedTuple):
     # Packed; it may end early where there were very many.
     token_ids: bytes
     tenant: str
-    cache_salt: str
     block_tokens: int
 
 
@@ -59,7 +58,6 @@ class KeptPrompt:
     # By the observer's clock.
     heard_unix_s: float
     tenant: str
-    cache_salt: str
     block_tokens: int
     # Of the chain: model, tenant and salt.
     root: bytes
@@ -129,7 +127,6 @@ class PromptStore:
             number=next(self._numbers),
             heard_unix_s=now_unix_s,
             tenant=told.tenant,
-            cache_salt=told.cache_salt,
             block_tokens=told.block_tokens,
             root=root,
             prefix_keys=tuple(keys),

@@ -24,7 +24,6 @@ def told(ids: list[int], *, tenant: str = "", first_token: int = 0, **changes: A
         first_token=first_token,
         token_ids=packed[first_token * BYTES_PER_TOKEN :],
         tenant=tenant,
-        cache_salt="",
         block_tokens=SIZE,
     )._replace(**changes)
 

@@ -73,7 +73,6 @@ class Traffic:
             trace_id=trace_id,
             span_id=span_id,
             tenant=tenant,
-            cache_salt=cache_salt,
             now_s=self.now_s,
         )
         self.store.hear(read_prompt(message), self.now_s + request.duration_s)

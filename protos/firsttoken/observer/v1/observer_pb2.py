@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%firsttoken/observer/v1/observer.proto\x12\x16\x66irsttoken.observer.v1\"\xe4\x02\n\rReportRequest\x12.\n\x06sender\x18\x01 \x01(\x0b\x32\x1e.firsttoken.observer.v1.Sender\x12\x11\n\thops_json\x18\x02 \x03(\x0c\x12/\n\x07samples\x18\x03 \x03(\x0b\x32\x1e.firsttoken.observer.v1.Sample\x12/\n\x07prompts\x18\x04 \x03(\x0b\x32\x1e.firsttoken.observer.v1.Prompt\x12/\n\x07\x62ubbles\x18\x05 \x03(\x0b\x32\x1e.firsttoken.observer.v1.Bubble\x12\x33\n\tevictions\x18\x06 \x03(\x0b\x32 .firsttoken.observer.v1.Eviction\x12\x13\n\x0bnum_dropped\x18\x07 \x01(\x04\x12\x33\n\x07metrics\x18\x08 \x03(\x0b\x32\".firsttoken.observer.v1.MetricInfo\"\x10\n\x0eReportResponse\"G\n\x06Sender\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\"\x90\x01\n\x06Sample\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\x12:\n\x06labels\x18\x03 \x03(\x0b\x32*.firsttoken.observer.v1.Sample.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"F\n\nMetricInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0e\n\x06\x63ounts\x18\x04 \x01(\x08\"\xa2\x01\n\x06Prompt\x12\x10\n\x08trace_id\x18\x01 \x01(\x0c\x12\x13\n\x0bprefix_keys\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66irst_token\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x07 \x01(\r\x12\x0f\n\x07span_id\x18\x08 \x01(\x0c\"+\n\x06\x42ubble\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x12\n\nduration_s\x18\x02 \x01(\x01\"2\n\x08\x45viction\x12\x11\n\tholder_id\x18\x01 \x01(\t\x12\x13\n\x0bprefix_keys\x18\x02 \x01(\x0c\x32l\n\x0fObserverService\x12Y\n\x06Report\x12%.firsttoken.observer.v1.ReportRequest\x1a&.firsttoken.observer.v1.ReportResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%firsttoken/observer/v1/observer.proto\x12\x16\x66irsttoken.observer.v1\"\xe4\x02\n\rReportRequest\x12.\n\x06sender\x18\x01 \x01(\x0b\x32\x1e.firsttoken.observer.v1.Sender\x12\x11\n\thops_json\x18\x02 \x03(\x0c\x12/\n\x07samples\x18\x03 \x03(\x0b\x32\x1e.firsttoken.observer.v1.Sample\x12/\n\x07prompts\x18\x04 \x03(\x0b\x32\x1e.firsttoken.observer.v1.Prompt\x12/\n\x07\x62ubbles\x18\x05 \x03(\x0b\x32\x1e.firsttoken.observer.v1.Bubble\x12\x33\n\tevictions\x18\x06 \x03(\x0b\x32 .firsttoken.observer.v1.Eviction\x12\x13\n\x0bnum_dropped\x18\x07 \x01(\x04\x12\x33\n\x07metrics\x18\x08 \x03(\x0b\x32\".firsttoken.observer.v1.MetricInfo\"\x10\n\x0eReportResponse\"G\n\x06Sender\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\"\x90\x01\n\x06Sample\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\x12:\n\x06labels\x18\x03 \x03(\x0b\x32*.firsttoken.observer.v1.Sample.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"F\n\nMetricInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0e\n\x06\x63ounts\x18\x04 \x01(\x08\"\x8e\x01\n\x06Prompt\x12\x10\n\x08trace_id\x18\x01 \x01(\x0c\x12\x13\n\x0bprefix_keys\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66irst_token\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x06 \x01(\r\x12\x0f\n\x07span_id\x18\x07 \x01(\x0c\"+\n\x06\x42ubble\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x12\n\nduration_s\x18\x02 \x01(\x01\"2\n\x08\x45viction\x12\x11\n\tholder_id\x18\x01 \x01(\t\x12\x13\n\x0bprefix_keys\x18\x02 \x01(\x0c\x32l\n\x0fObserverService\x12Y\n\x06Report\x12%.firsttoken.observer.v1.ReportRequest\x1a&.firsttoken.observer.v1.ReportResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,11 +46,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_METRICINFO']._serialized_start=662
   _globals['_METRICINFO']._serialized_end=732
   _globals['_PROMPT']._serialized_start=735
-  _globals['_PROMPT']._serialized_end=897
-  _globals['_BUBBLE']._serialized_start=899
-  _globals['_BUBBLE']._serialized_end=942
-  _globals['_EVICTION']._serialized_start=944
-  _globals['_EVICTION']._serialized_end=994
-  _globals['_OBSERVERSERVICE']._serialized_start=996
-  _globals['_OBSERVERSERVICE']._serialized_end=1104
+  _globals['_PROMPT']._serialized_end=877
+  _globals['_BUBBLE']._serialized_start=879
+  _globals['_BUBBLE']._serialized_end=922
+  _globals['_EVICTION']._serialized_start=924
+  _globals['_EVICTION']._serialized_end=974
+  _globals['_OBSERVERSERVICE']._serialized_start=976
+  _globals['_OBSERVERSERVICE']._serialized_end=1084
 # @@protoc_insertion_point(module_scope)

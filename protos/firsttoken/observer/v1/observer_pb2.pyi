@@ -220,7 +220,6 @@ class Prompt(_message.Message):
     FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
-    CACHE_SALT_FIELD_NUMBER: _builtins.int
     BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
     SPAN_ID_FIELD_NUMBER: _builtins.int
     trace_id: _builtins.bytes
@@ -231,8 +230,7 @@ class Prompt(_message.Message):
     token_ids: _builtins.bytes
     """Packed uint32, little-endian."""
     tenant: _builtins.str
-    """Of the tenant's KV."""
-    cache_salt: _builtins.str
+    """Its salts are not told: the chain's root tells one from another."""
     block_tokens: _builtins.int
     span_id: _builtins.bytes
     """Of the router's hop: a caller may send several requests in one trace."""
@@ -244,13 +242,12 @@ class Prompt(_message.Message):
         first_token: _builtins.int = ...,
         token_ids: _builtins.bytes = ...,
         tenant: _builtins.str = ...,
-        cache_salt: _builtins.str = ...,
         block_tokens: _builtins.int = ...,
         span_id: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "cache_salt", b"cache_salt", "first_token", b"first_token", "prefix_keys", b"prefix_keys", "span_id", b"span_id", "tenant", b"tenant", "token_ids", b"token_ids", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "first_token", b"first_token", "prefix_keys", b"prefix_keys", "span_id", b"span_id", "tenant", b"tenant", "token_ids", b"token_ids", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
