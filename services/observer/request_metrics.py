@@ -28,6 +28,7 @@ CALLERS_OWN = frozenset(
         *("400", "401", "403", "404", "405", "413", "415", "499"),
     }
 )
+OUTCOMES = ("good", "slow", "failed")
 # A ledger balances when what no segment owns is below both.
 BALANCED_S, BALANCED_SHARE = 0.001, 0.01
 
@@ -61,6 +62,10 @@ class RequestMetrics:
         self._make_ledger()
         self._make_counts()
         self._make_cache()
+        for each in (self._retried, self._migrated, self._elsewhere):
+            each.add(0)
+        for each in (self._drafted, self._accepted, self._verified):
+            each.add(0)
 
     def families(self) -> Iterator[Family]:
         for each in vars(self).values():
@@ -214,8 +219,8 @@ class RequestMetrics:
             self._segments.observe(spent_s, segment=str(segment), request_class=request_class)
         residual_s = abs(request.residual_s)
         self._residual.observe(residual_s, request_class=request_class)
-        if residual_s > max(BALANCED_S, BALANCED_SHARE * ttft_s):
-            self._unbalanced.add(1, request_class=request_class)
+        unbalanced = residual_s > max(BALANCED_S, BALANCED_SHARE * ttft_s)
+        self._unbalanced.add(unbalanced, request_class=request_class)
         for name, duration_s in request.hidden_s.items():
             self._beside.add(max(0.0, duration_s), work=self._hidden.of(name))
         self._positions.observe(request.queue_position, request_class=request_class)
@@ -256,7 +261,9 @@ class RequestMetrics:
             return
         else:
             outcome = "failed"
-        self._slo.add(1, request_class=request_class, outcome=outcome)
+        # Each is there from the first request on: what is not there is not 0 to a query.
+        for each in OUTCOMES:
+            self._slo.add(each == outcome, request_class=request_class, outcome=each)
 
 
 def _error_type(request: Request) -> str:

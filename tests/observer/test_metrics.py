@@ -124,7 +124,9 @@ def test_the_objective_is_missed_by_what_the_mesh_did(
     request_: object, outcome: str | None
 ) -> None:
     values = scrape([request_]).values.get("firsttoken_slo_requests_total", {})
-    assert [dict(labels)["outcome"] for labels in values] == ([outcome] if outcome else [])
+    counts = {dict(labels)["outcome"]: value for labels, value in values.items()}
+    nothing = dict.fromkeys(("good", "slow", "failed"), 0)
+    assert counts == ({**nothing, outcome: 1} if outcome else {})
 
 
 def test_failures_have_a_type_and_no_time_to_a_token() -> None:
