@@ -29,6 +29,7 @@ COMMANDS = {
     "config": "read and change a mesh's configuration",
     "keys": "make API keys, by which callers are told apart",
     "kv": "show what the KV stores hold, and drop it",
+    "probe": "say whether a process serves, for health checks",
     "bench": "measure a running mesh",
     "replay": "show what recorded requests would have met with other settings",
 }
