@@ -99,6 +99,7 @@ class WorkerNode(Resource):
         self._server = await stack.enter_async_context(server)
         self._control.on_config(self._front.configure)
         self._front.on_core(self._report_core)
+        self._front.on_bubble(reporter.bubble)
         reporter.watch(metrics.METRICS, self._read_metrics)
         self.address = self._server.address
         self._control.update(

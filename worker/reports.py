@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from worker.messages import (
+    Bubble,
     CoreLoad,
     ExportedBlock,
     Progress,
@@ -33,12 +34,14 @@ class PendingReport:
         self.exported: list[ExportedBlock] = []
         self.inbox_freed: list[int] = []
         self.transfers: list[TransferDone] = []
+        self.bubbles: list[Bubble] = []
 
     def take(self, events: PoolEvents, load: CoreLoad) -> StepReport | None:
         """None when there is nothing to say. A step of prompts alone changes the load."""
         parts = (
             *(self.tokens, self.released, self.started, self.progress),
-            *(self.exported, self.inbox_freed, self.transfers, events.stored, events.evicted),
+            *(self.exported, self.inbox_freed, self.transfers, self.bubbles),
+            *(events.stored, events.evicted),
         )
         if load == self._reported and not any(parts):
             return None
@@ -54,6 +57,7 @@ class PendingReport:
             exported=self.exported,
             inbox_freed=self.inbox_freed,
             transfers=self.transfers,
+            bubbles=self.bubbles,
         )
         self._clear()
         return report
@@ -69,6 +73,7 @@ class Counters:
         self.num_steps = 0
         self.engine_busy_s = 0.0
         self.recent_steps_s: deque[float] = deque(maxlen=100)
+        self.bubble_s: dict[str, float] = {}
 
     def add_step(self, step: Ended) -> None:
         """Before its tokens count as computed."""
@@ -77,6 +82,11 @@ class Counters:
         self.num_steps += 1
         self.engine_busy_s += step.busy_s
         self.recent_steps_s.append(step.ended_s - step.began_s)
+
+    def add_bubble(self, bubble: Bubble) -> None:
+        before_s = self.bubble_s.get(bubble.stage, 0.0)
+        # Another dict: what was reported stays as it was.
+        self.bubble_s = {**self.bubble_s, bubble.stage: before_s + bubble.duration_s}
 
     def load(
         self,
@@ -101,4 +111,5 @@ class Counters:
             longest_step_ms=max(self.recent_steps_s, default=0.0) * 1e3,
             prefill_tokens_per_s=prefill_tokens_per_s,
             queued_prompt_tokens=scheduler.num_queued_tokens,
+            bubble_s=self.bubble_s,
         )

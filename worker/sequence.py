@@ -17,6 +17,7 @@ from worker.messages import (
     StagedBlock,
     Submit,
 )
+from worker.phases import Phases
 from worker.pool import Claim, NewBlock
 
 
@@ -25,6 +26,7 @@ class Sequence:
     """A request in the core, and how far it has come."""
 
     submit: Submit
+    phases: Phases
     # The answer so far, what another worker gave of it included.
     answer: list[int] = field(default_factory=list)
     slot: int = -1
@@ -61,14 +63,16 @@ class Sequence:
     # lies in the outbox can always leave it: else two workers could wait for each other.
     export_next: int = 0
     export_credit: int = 0
+    # When its turn came.
     started_s: float = 0.0
-    # Spent on bringing KV into the engine, or waiting for it with nothing else to do.
-    kv_load_s: float = 0.0
+    # Sequences in its first step, itself included.
+    batch_size: int = 0
 
     @classmethod
     def of(cls, submit: Submit) -> Sequence:
         return cls(
             submit,
+            Phases(submit.submitted_s),
             answer=list(submit.answer_ids),
             held=submit.source is Source.HOLD,
             loading=submit.source is not Source.COMPUTE,

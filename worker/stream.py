@@ -25,10 +25,10 @@ from worker.messages import (
 
 
 class Arrival(NamedTuple):
-    """Tokens that came since the last look, and when the last of them came."""
+    """Tokens that came since the last look, and when this one was."""
 
     tokens: list[Token]
-    received_s: float
+    taken_s: float
 
 
 class TokenStream:
@@ -37,8 +37,11 @@ class TokenStream:
     Tokens are all that is ready at each look, never fewer, never delayed.
     """
 
-    def __init__(self, request_id: int, send: Callable[[Command], None]) -> None:
+    def __init__(
+        self, request_id: int, send: Callable[[Command], None], submitted_s: float
+    ) -> None:
         self.request_id = request_id
+        self.submitted_s = submitted_s
         self.finished = False
         # Blocks that the core found in its own pool; None before the request has a slot.
         self.num_cached_blocks: int | None = None
@@ -47,7 +50,6 @@ class TokenStream:
         self._send = send
         self._tokens: list[Token] = []
         self._exported: list[ExportedBlock] = []
-        self._received_s = 0.0
         self._error: MeshError | None = None
         self._awake = asyncio.Event()
         self._started = asyncio.Event()
@@ -61,7 +63,7 @@ class TokenStream:
         self._awake.clear()
         if not self._tokens and self._error is not None:
             raise self._error
-        arrival = Arrival(self._tokens, self._received_s)
+        arrival = Arrival(self._tokens, time.monotonic())
         self._tokens = []
         if self._error is not None:
             self._awake.set()  # the tokens first, then the error
@@ -118,7 +120,7 @@ class TokenStream:
     def first_token(self, token: Token) -> None:
         """Another worker has sampled it: it is passed on at once."""
         self._send(FirstToken(self.request_id, token.token_id))
-        self.push(token, time.monotonic())
+        self.push(token)
 
     def fetch(self, params: DisaggregatedParams) -> None:
         """Have the engine fetch the prompt's KV from the one that offers it."""
@@ -133,9 +135,8 @@ class TokenStream:
 
     # What the front tells it.
 
-    def push(self, token: Token, received_s: float) -> None:
+    def push(self, token: Token) -> None:
         self._tokens.append(token)
-        self._received_s = received_s
         self.finished = bool(token.finish)
         self._awake.set()
 
