@@ -7,10 +7,10 @@ is not known is UNKNOWN, with what is.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from services.observer.model import Request, Window
+from services.observer.model import Request
 from services.observer.past import Holding, Past, in_flight, shared_blocks, whereabouts
 from services.observer.prompts import Prompts
 
@@ -50,8 +50,9 @@ class Case(NamedTuple):
     past: Past
     request: Request
     earlier: Sequence[Past]
-    window: Window
     prompts: Prompts
+    # Those that were there, as far as is known.
+    workers: Collection[str]
     # Blocks that were cached, and those that could have been: the last token is computed.
     cached_blocks: int
     usable_blocks: int
@@ -74,10 +75,14 @@ def of_the_caches(case: Case) -> Finding | None:
     if not lost:
         return None
     place = case.cached_blocks
-    holdings = whereabouts(
+    everywhere = whereabouts(
         place, keys[place], case.past.arrived_s, case.earlier, case.prompts.evictions
     )
-    for look in (_computed_instead, _elsewhere, _still_computing, _evicted, _holder_left):
+    holdings = [each for each in everywhere if each.worker_id in case.workers]
+    if everywhere and not holdings:
+        names = ", ".join(each.worker_id for each in everywhere)
+        return Finding(Cause.HOLDER_LEFT, f"{names} had it, and has left the mesh", lost)
+    for look in (_computed_instead, _elsewhere, _still_computing, _evicted):
         finding = look(case, holdings, lost)
         if finding is not None:
             return finding
@@ -196,14 +201,6 @@ def _evicted(case: Case, holdings: Sequence[Holding], lost: int) -> Finding | No
         f"in between {len(between)} requests brought {brought} new prompt tokens there",
     )
     return Finding(Cause.EVICTED, summary, lost, evidence)
-
-
-def _holder_left(case: Case, holdings: Sequence[Holding], lost: int) -> Finding | None:
-    present = {member.id for member in case.window.members}
-    if not holdings or not present or any(each.worker_id in present for each in holdings):
-        return None
-    names = ", ".join(each.worker_id for each in holdings)
-    return Finding(Cause.HOLDER_LEFT, f"{names} had it, and has left the mesh", lost)
 
 
 def _known(case: Case, holdings: Sequence[Holding]) -> list[str]:

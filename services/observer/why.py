@@ -10,6 +10,7 @@ Prompt text is in the answer only with `show_text` (the setting observer.show_te
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from services.observer.causes import Case, Cause, Finding, of_other_roots, of_the_caches
@@ -63,8 +64,8 @@ def explain(
         own,
         request,
         earlier,
-        window,
         prompts,
+        _workers(window, past, own.arrived_s),
         request.cached_tokens // block_tokens,
         max(0, request.prompt_tokens - 1) // block_tokens,
     )
@@ -99,6 +100,12 @@ def _find(trace_id: str, window: Window) -> Request:
         raise UnknownTrace(f"{len(found)} requests begin with {wanted}: give more digits")
     # Of several in one trace, the one that had most to compute.
     return max(found, key=lambda each: each.prompt_tokens - each.cached_tokens)
+
+
+def _workers(window: Window, past: Sequence[Past], at_s: float) -> set[str]:
+    """Those that are in the mesh, or answered a request that was not over then."""
+    answering = {each.worker_id for each in past if each.ended_s > at_s}
+    return answering | {member.id for member in window.members}
 
 
 def _figures(request: Request) -> dict[str, Any]:
