@@ -90,6 +90,12 @@ class Books:
         self.readings.expire(now_unix_s)
         self.bubbles.expire(now_unix_s)
 
+    def close(self) -> None:
+        """Nobody tells anything more."""
+        now_s = time.monotonic()
+        for settled in self._assembly.settle_all():
+            self._settle(settled, now_s)
+
     def families(self) -> list[Family]:
         """All metrics, with their values now."""
         return self.metrics.families(time.time())

@@ -72,6 +72,7 @@ class ObserverNode(Resource):
 
             read = self._books.families
             await stack.enter_async_context(OtlpMetrics(endpoint, member_id=self.id, read=read))
+        stack.callback(self._books.close)
         control.on_config(self._books.configure)
         control.on_members(self._books.update_members)
         ticking = asyncio.create_task(self._keep_ticking(), name="observer clock")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,10 @@ class Assembly:
             while traces and now_s - next(iter(traces.values())).heard_s >= patience_s:
                 trace_id, waiting = traces.popitem(last=False)
                 yield Settled(trace_id, tuple(waiting.hops))
+
+    def settle_all(self) -> Iterator[Settled]:
+        """Those that wait as well."""
+        return self.settle(math.inf)
 
     def check_integrity(self) -> None:
         assert not self._ending.keys() & self._running.keys()

@@ -8,10 +8,9 @@ import logging
 import os
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import grpc
 
@@ -23,21 +22,24 @@ from services.runtime import hops
 from services.runtime.channels import open_channel
 from services.runtime.lag import METRICS, LoopWatch
 from services.runtime.logs import event
+from services.runtime.pending import Pending
 from services.runtime.tasks import end_tasks
 from services.runtime.telemetry import Attributes, TraceContext
 from services.runtime.tls import Tls
 
 FLUSH_INTERVAL_S = 0.2
 SAMPLE_INTERVAL_S = 1.0
-# What is kept while nobody hears it; the oldest goes first.
-MAX_PENDING_HOPS = 8192
-MAX_PENDING_PROMPT_BYTES = 4 << 20
-MAX_PENDING_EVICTED = 65_536
 # Built in one turn of the loop, and sent in one message.
 PIECE_HOPS = 24
 MAX_PIECES = 32
 BACKOFF_S = (0.1, 2.0)  # first, longest
+# A stream that lasted for so long was no failure.
+LASTING_S = 5.0
 CLOSE_TIMEOUT_S = 1.0
+
+ReportCall: TypeAlias = (
+    "grpc.aio.StreamUnaryCall[observer_pb2.ReportRequest, observer_pb2.ReportResponse]"
+)
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class Reporter:
 
     Whoever records something pays for an append. What comes together is told some times a
     second. An observer that is gone, slow or dead costs requests nothing: the oldest is dropped,
-    and counted in `num_dropped`. Until an observer has been seen, nothing is kept.
+    and counted. Until an observer has been seen, nothing is kept.
     """
 
     def __init__(self, *, service: str, member_id: str, tls: Tls | None = None) -> None:
@@ -62,13 +64,8 @@ class Reporter:
         self._tls = tls
         # There is, or was, somebody to be told.
         self.enabled = False
-        self.num_dropped = 0
         self._address = ""
-        self._hops: deque[hops.Told] = deque()
-        self._prompts: deque[observer_pb2.Prompt] = deque()
-        self._prompt_bytes = 0
-        self._evicted: deque[tuple[str, bytes]] = deque(maxlen=MAX_PENDING_EVICTED)
-        self._bubbles_s: dict[str, float] = {}
+        self._pending = Pending()
         self._watched: list[Watched] = []
         # Something is other than it was: the address, or that it closes.
         self._changed = asyncio.Event()
@@ -142,55 +139,55 @@ class Reporter:
         """
         if not self.enabled:
             return
-        if len(self._hops) >= MAX_PENDING_HOPS:
-            self._hops.popleft()
-            self.num_dropped += 1
         ended_s = time.monotonic() if end_s is None else end_s
-        self._hops.append(
+        self._pending.add_hop(
             hops.Told(name, context, parent_span_id, ledger, attributes, error, ended_s)
         )
 
     def bubble(self, stage: str, duration_s: float) -> None:
         """An engine had nothing to do while `stage` held work for it."""
         if self.enabled:
-            self._bubbles_s[stage] = self._bubbles_s.get(stage, 0.0) + duration_s
+            self._pending.add_bubble(stage, duration_s)
 
     def evicted(self, holder_id: str, prefix_keys: Iterable[bytes]) -> None:
         """A holder has dropped these blocks."""
         if self.enabled:
-            self._evicted.extend((holder_id, key) for key in prefix_keys)
+            self._pending.add_evicted(holder_id, prefix_keys)
 
     def prompt(self, prompt: observer_pb2.Prompt) -> None:
         """Blocks of a prompt that were not told before."""
-        if not self.enabled:
-            return
-        self._prompts.append(prompt)
-        self._prompt_bytes += len(prompt.token_ids)
-        while self._prompt_bytes > MAX_PENDING_PROMPT_BYTES:
-            self._prompt_bytes -= len(self._prompts.popleft().token_ids)
+        if self.enabled:
+            self._pending.add_prompt(prompt)
+
+    @property
+    def num_dropped(self) -> int:
+        """Hops that could not be told."""
+        return self._pending.num_dropped
 
     async def _keep_telling(self) -> None:
         backoff_s, longest_s = BACKOFF_S
-        while not self._closing:
-            if not self._address:
+        while True:
+            while not self._address and not self._closing:
                 self._changed.clear()
                 await self._changed.wait()
-                continue
-            if await self._tell(self._address):
-                backoff_s = BACKOFF_S[0]
-            elif not self._closing:
-                await self._pause(backoff_s)
-                backoff_s = min(2 * backoff_s, longest_s)
+            if self._address:
+                began_s = time.monotonic()
+                await self._tell(self._address)
+                if time.monotonic() - began_s > LASTING_S:
+                    backoff_s = BACKOFF_S[0]
+            if self._closing:
+                return
+            await self._pause(backoff_s)
+            backoff_s = min(2 * backoff_s, longest_s)
 
-    async def _tell(self, address: str) -> bool:
-        """Hold one stream for as long as it lives; whether it began."""
-        began = False
+    async def _tell(self, address: str) -> None:
+        """Hold one stream for as long as it lives, and `address` is the observer's."""
         try:
             async with open_channel(address, self._tls) as channel:
                 call = observer_pb2_grpc.ObserverServiceStub(channel).Report()
                 try:
                     await call.write(self._first_message())
-                    began, self._lost = True, False
+                    self._lost = False
                     await self._tell_what_comes(call, address)
                 finally:
                     call.cancel()
@@ -199,29 +196,35 @@ class Reporter:
             self._note_lost(address, reason or "")
         except Exception:  # a defect: better to begin again than to be mute from now on
             logger.exception("telling the observer failed")
-        return began
 
-    async def _tell_what_comes(
-        self,
-        call: grpc.aio.StreamUnaryCall[observer_pb2.ReportRequest, observer_pb2.ReportResponse],
-        address: str,
-    ) -> None:
+    async def _tell_what_comes(self, call: ReportCall, address: str) -> None:
         sampled_s = time.monotonic()
-        while self._address == address:
+        while True:
             await self._pause(FLUSH_INTERVAL_S)
+            if self._address != address and not self._closing:
+                return
             message = observer_pb2.ReportRequest()
             if self._closing or time.monotonic() - sampled_s >= SAMPLE_INTERVAL_S:
                 sampled_s = time.monotonic()
                 self._add_samples(message)
-            await self._add_hops(message)
-            self._add_others(message)
-            if _says_something(message):
-                message.num_dropped = self.num_dropped
-                await call.write(message)
-            if self._closing and not self._hops:
+            await self._write(call, message)
+            if self._closing and not self._pending.has_hops:
                 await call.done_writing()
                 await call
                 return
+
+    async def _write(self, call: ReportCall, message: observer_pb2.ReportRequest) -> None:
+        """With all that waits to be told, unless that is nothing."""
+        taken = await self._add_hops(message)
+        self._pending.move_others(message)
+        message.num_dropped = self.num_dropped
+        if not _says_something(message):
+            return
+        try:
+            await call.write(message)
+        except BaseException:
+            self._pending.put_back(taken)
+            raise
 
     async def _pause(self, duration_s: float) -> None:
         """Ends early when something changes."""
@@ -237,45 +240,34 @@ class Reporter:
         metrics = [observer_pb2.MetricInfo(**metric._asdict()) for metric in known.values()]
         return observer_pb2.ReportRequest(sender=self._sender, metrics=metrics)
 
-    async def _add_hops(self, message: observer_pb2.ReportRequest) -> None:
+    async def _add_hops(self, message: observer_pb2.ReportRequest) -> list[hops.Told]:
         """In pieces, between which the loop does what it is for."""
         wall_offset_ns = time.time_ns() - time.monotonic_ns()
+        taken: list[hops.Told] = []
         for _ in range(MAX_PIECES):
-            if not self._hops:
-                return
-            size = min(PIECE_HOPS, len(self._hops))
-            piece = [self._hops.popleft() for _ in range(size)]
+            piece = self._pending.take_hops(PIECE_HOPS)
+            if not piece:
+                break
             try:
                 message.hops_json.append(hops.encode(piece, wall_offset_ns))
+                taken += piece
             except TypeError:
-                self._add_those_that_can_be_told(message, piece, wall_offset_ns)
+                taken += self._add_one_by_one(message, piece, wall_offset_ns)
             await asyncio.sleep(0)
+        return taken
 
-    def _add_those_that_can_be_told(
-        self,
-        message: observer_pb2.ReportRequest,
-        piece: Iterable[hops.Told],
-        wall_offset_ns: int,
-    ) -> None:
+    def _add_one_by_one(
+        self, message: observer_pb2.ReportRequest, piece: Iterable[hops.Told], wall_offset_ns: int
+    ) -> list[hops.Told]:
+        """Those that can be told."""
+        taken = []
         for told in piece:
             try:
                 message.hops_json.append(hops.encode([told], wall_offset_ns))
+                taken.append(told)
             except TypeError:
-                self.num_dropped += 1
-
-    def _add_others(self, message: observer_pb2.ReportRequest) -> None:
-        message.prompts.extend(self._prompts)
-        self._prompts.clear()
-        self._prompt_bytes = 0
-        for stage, duration_s in self._bubbles_s.items():
-            message.bubbles.add(stage=stage, duration_s=duration_s)
-        self._bubbles_s.clear()
-        by_holder: dict[str, list[bytes]] = {}
-        for holder_id, key in self._evicted:
-            by_holder.setdefault(holder_id, []).append(key)
-        self._evicted.clear()
-        for holder_id, keys in by_holder.items():
-            message.evictions.add(holder_id=holder_id, prefix_keys=b"".join(keys))
+                self._pending.num_dropped += 1
+        return taken
 
     def _add_samples(self, message: observer_pb2.ReportRequest) -> None:
         for watched in self._watched:

@@ -23,7 +23,10 @@ def traced(endpoint: str) -> MeshConfig:
 
 
 async def test_every_hop_is_a_span_of_the_caller_s_trace(mesh_of: MeshFactory) -> None:
-    async with collecting() as collector, mesh_of(traced(collector.endpoint)) as mesh:
+    async with (
+        collecting() as collector,
+        mesh_of(traced(collector.endpoint), with_observer=True) as mesh,
+    ):
         await mesh.client.complete("Hello", max_tokens=2, traceparent=f"00-{TRACE_ID}-{CALLER}-01")
     router = collector.named("router.generate")
     below = {span.name for span in collector.spans if span.parent_span_id == router.span_id}
@@ -35,7 +38,10 @@ async def test_every_hop_is_a_span_of_the_caller_s_trace(mesh_of: MeshFactory) -
 
 
 async def test_a_refused_request_is_a_span_that_says_why(mesh_of: MeshFactory) -> None:
-    async with collecting() as collector, mesh_of(traced(collector.endpoint)) as mesh:
+    async with (
+        collecting() as collector,
+        mesh_of(traced(collector.endpoint), with_observer=True) as mesh,
+    ):
         with pytest.raises(MeshError):
             await mesh.client.complete("")
     router = collector.named("router.generate")
@@ -50,7 +56,10 @@ async def test_a_span_names_the_tenant_and_never_its_key(mesh_of: MeshFactory) -
     async with collecting() as collector:
         settings = config.nest(config.flatten(traced(collector.endpoint)))
         known = config.parse({**settings, "tenants": tenants})
-        async with mesh_of(known) as mesh, MeshClient(mesh.router.address, api_key=key) as client:
+        async with (
+            mesh_of(known, with_observer=True) as mesh,
+            MeshClient(mesh.router.address, api_key=key) as client,
+        ):
             await client.complete("Hello", max_tokens=2)
     router = collector.named("router.generate")
 
@@ -59,7 +68,10 @@ async def test_a_span_names_the_tenant_and_never_its_key(mesh_of: MeshFactory) -
 
 
 async def test_a_span_says_how_the_worker_was_chosen_and_what_it_had(mesh_of: MeshFactory) -> None:
-    async with collecting() as collector, mesh_of(traced(collector.endpoint)) as mesh:
+    async with (
+        collecting() as collector,
+        mesh_of(traced(collector.endpoint), with_observer=True) as mesh,
+    ):
         answer = await mesh.client.complete("Hello " * 200, max_tokens=2)
     attributes = {
         each.key.removeprefix("firsttoken.routing."): getattr(
