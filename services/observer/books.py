@@ -127,10 +127,11 @@ class Books:
         for request in joined.new:
             self.history.add(request, time.time())
             self.metrics.add(request)
-        chosen = [self._tail.keep(request) for request in joined.new]
-        sampled = any(hop.sampled for hop in settled.hops)
-        if self._exporter is not None and (sampled or any(chosen) or joined.completed):
-            for hop in settled.hops:
+        kept = [request for request in joined.new if self._tail.keep(request)]
+        kept += [request for request in joined.completed if self._tail.would_keep(request)]
+        spans = {hop.span_id for request in kept for hop in request.hops}
+        for hop in settled.hops:
+            if self._exporter is not None and (hop.sampled or hop.span_id in spans):
                 self._exporter.export(hop)
 
     def check_integrity(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from services.observer.model import Request
@@ -25,32 +26,39 @@ class TailRule:
 
     def keep(self, request: Request) -> bool:
         """To be asked once for each request: it is compared with those before it."""
-        is_slow = self._is_slow(request.request_class, request.ttft_s)
-        return is_slow or bool(request.error) or any(hop.sampled for hop in request.hops)
+        kept = self.would_keep(request)
+        if request.ttft_s is not None:
+            self._learn(request.request_class, request.ttft_s)
+        return kept
 
-    def _is_slow(self, request_class: str, ttft_s: float | None) -> bool:
-        if ttft_s is None:
-            return False
+    def would_keep(self, request: Request) -> bool:
+        return (
+            any(hop.sampled for hop in request.hops)
+            or bool(request.error)
+            or (request.ttft_s is not None and self._is_slow(request.request_class, request.ttft_s))
+        )
+
+    def _is_slow(self, request_class: str, ttft_s: float) -> bool:
         times = self._classes.get(request_class)
-        if times is None and len(self._classes) < MAX_CLASSES:
-            times = self._classes[request_class] = _Times()
-        among_slowest = times is not None and times.add(ttft_s)
+        among_slowest = times is not None and ttft_s > times.slow_s
         return among_slowest or 0 < self.slow_ttft_s <= ttft_s
+
+    def _learn(self, request_class: str, ttft_s: float) -> None:
+        if request_class in self._classes or len(self._classes) < MAX_CLASSES:
+            self._classes.setdefault(request_class, _Times()).add(ttft_s)
 
 
 class _Times:
     def __init__(self) -> None:
+        # From here on a time is among the slowest.
+        self.slow_s = math.inf
         self._recent: deque[float] = deque(maxlen=NUM_REMEMBERED)
         self._num_until_next = NUM_NEEDED
-        self._slow_s = float("inf")
 
-    def add(self, ttft_s: float) -> bool:
-        """Whether it is among the slowest."""
-        is_slow = ttft_s > self._slow_s
+    def add(self, ttft_s: float) -> None:
         self._recent.append(ttft_s)
         self._num_until_next -= 1
         if self._num_until_next <= 0:
             self._num_until_next = NUM_BETWEEN
             ordered = sorted(self._recent)
-            self._slow_s = ordered[int((1 - SLOWEST_SHARE) * len(ordered))]
-        return is_slow
+            self.slow_s = ordered[int((1 - SLOWEST_SHARE) * len(ordered))]

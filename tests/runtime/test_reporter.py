@@ -50,10 +50,13 @@ class Pair(NamedTuple):
 
 @asynccontextmanager
 async def observed() -> AsyncIterator[Pair]:
-    async with ControlNode(config=MeshConfig()) as control:
-        async with ObserverNode(control=control.address) as observer, make_reporter() as reporter:
-            reporter.update_members([member_of(observer)])
-            yield Pair(reporter, observer)
+    async with (
+        ControlNode(config=MeshConfig()) as control,
+        ObserverNode(control=control.address) as observer,
+        make_reporter() as reporter,
+    ):
+        reporter.update_members([member_of(observer)])
+        yield Pair(reporter, observer)
 
 
 def make_reporter() -> Reporter:
