@@ -67,6 +67,8 @@ class Reporter:
         self._address = ""
         self._pending = Pending()
         self._watched: list[Watched] = []
+        # Of these, those whose metrics this stream's observer knows.
+        self._num_described = 0
         # Something is other than it was: the address, or that it closes.
         self._changed = asyncio.Event()
         self._closing = False
@@ -236,9 +238,8 @@ class Reporter:
                 await self._changed.wait()
 
     def _first_message(self) -> observer_pb2.ReportRequest:
-        known = {metric.name: metric for watched in self._watched for metric in watched.metrics}
-        metrics = [observer_pb2.MetricInfo(**metric._asdict()) for metric in known.values()]
-        return observer_pb2.ReportRequest(sender=self._sender, metrics=metrics)
+        self._num_described = 0
+        return observer_pb2.ReportRequest(sender=self._sender)
 
     async def _add_hops(self, message: observer_pb2.ReportRequest) -> list[hops.Told]:
         """In pieces, between which the loop does what it is for."""
@@ -270,6 +271,12 @@ class Reporter:
         return taken
 
     def _add_samples(self, message: observer_pb2.ReportRequest) -> None:
+        # Some are watched only when the stream has long begun.
+        for watched in self._watched[self._num_described :]:
+            message.metrics.extend(
+                observer_pb2.MetricInfo(**metric._asdict()) for metric in watched.metrics
+            )
+        self._num_described = len(self._watched)
         for watched in self._watched:
             try:
                 for name, value, labels in watched.read():
