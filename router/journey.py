@@ -22,14 +22,16 @@ from router.peers import Hop, PeerLost
 from router.prompt import Prompt
 from router.replay import Told, replay
 from router.workers import WorkerCall, is_finished, make_request, next_message, open_call
+from services.core import attributes as names
 from services.core.errors import MeshError, Unavailable
 from services.core.ledger import Ledger, Segment
 from services.core.tokens import BYTES_PER_TOKEN
 from services.runtime.delays import inject
 from services.runtime.identity import caller
 from services.runtime.interceptor import Context
-from services.runtime.protocol import ledger_to_proto, spend_callee
+from services.runtime.protocol import ledger_of, ledger_to_proto, spend_callee, tell_ledger
 from services.runtime.telemetry import TraceContext
+from services.runtime.timing import spending
 
 
 class NotTaken(Exception):
@@ -71,24 +73,33 @@ class Journey:
             await self._answer()
         except MeshError as failure:
             error, code = failure.message, failure.reason
+            self._tell_ledger()
             raise
         except grpc.aio.AioRpcError as failure:
             code = failure.code().name
             error = failure.details() or code
+            self._tell_ledger()
             raise
         except asyncio.CancelledError:
             error, code = "the client is gone, or its deadline has passed", "CANCELLED"
+            self._ledger.mark_failure(time.monotonic())
             raise
         finally:
             self._record(error, code)
 
+    def _tell_ledger(self) -> None:
+        self._ledger.mark_failure(time.monotonic())
+        tell_ledger(self._context, self._ledger)
+
     async def _answer(self) -> None:
-        checked = check_request(
-            self._request,
-            self._context.invocation_metadata(),
-            self._mesh.bounds(),
-            self._tenant,
-        )
+        with spending(self._ledger, Segment.PREPROCESS):
+            checked = check_request(
+                self._request,
+                self._context.invocation_metadata(),
+                self._mesh.bounds(),
+                self._tenant,
+            )
+            await inject(self._delay_ms.router_check)
         self._outcome.tenant = checked.tenant
         self._outcome.request_class = checked.request_class.value
         # The worker's slot is free when the worker is, however slowly the client reads.
@@ -108,6 +119,21 @@ class Journey:
         )
 
     async def _preprocess(self, checked: Checked) -> Prompt:
+        with spending(self._ledger, Segment.PREPROCESS):
+            request = self._encode_request(checked)
+        encoded = await self._mesh.tokenizers.encode(
+            request,
+            self._hop(self._delay_ms.router_to_tokenizer),
+            self._ledger,
+            wait_s=self._config.router.worker_wait_s,
+        )
+        with spending(self._ledger, Segment.PREPROCESS):
+            num_tokens = len(encoded.token_ids) // BYTES_PER_TOKEN
+            check_length(checked.field, num_tokens, self._mesh.bounds().max_context_tokens)
+            head = text_head(self._request, self._config.router.prefix_length_bytes)
+            return Prompt(encoded.token_ids, encoded.prefix_keys, encoded.block_tokens, head)
+
+    def _encode_request(self, checked: Checked) -> tokenizer_pb2.EncodeRequest:
         request = tokenizer_pb2.EncodeRequest(
             model=self._request.model,
             tenant=checked.cache_tenant,
@@ -120,16 +146,7 @@ class Journey:
                 request.chat.CopyFrom(self._request.chat)
             case _:
                 request.token_ids = self._request.token_ids
-        encoded = await self._mesh.tokenizers.encode(
-            request,
-            self._hop(self._delay_ms.router_to_tokenizer),
-            self._ledger,
-            wait_s=self._config.router.worker_wait_s,
-        )
-        num_tokens = len(encoded.token_ids) // BYTES_PER_TOKEN
-        check_length(checked.field, num_tokens, self._mesh.bounds().max_context_tokens)
-        head = text_head(self._request, self._config.router.prefix_length_bytes)
-        return Prompt(encoded.token_ids, encoded.prefix_keys, encoded.block_tokens, head)
+        return request
 
     async def _generate(self, place: Place, prompt: Prompt, tenant: str) -> None:
         """At one worker, or at several after each other when the one that answers dies."""
@@ -157,8 +174,7 @@ class Journey:
         waiting_s = time.monotonic()
         await inject(self._delay_ms.router_queue)
         for attempt in itertools.count(1):
-            with await self._mesh.dispatcher.wait_for_worker(place, prompt) as grant:
-                ledger.record(Segment.QUEUE, waiting_s, grant.granted_s)
+            with await self._wait_for_worker(place, prompt, ledger, waiting_s) as grant:
                 await inject(self._delay_ms.router_route)
                 called_s = time.monotonic()
                 ledger.record(Segment.ROUTE, grant.granted_s, called_s)
@@ -174,20 +190,40 @@ class Journey:
                     if attempt >= self._config.router.max_attempts:
                         raise
 
+    async def _wait_for_worker(
+        self, place: Place, prompt: Prompt, ledger: Ledger, waiting_s: float
+    ) -> Grant:
+        end_s: float | None = None
+        try:
+            grant = await self._mesh.dispatcher.wait_for_worker(place, prompt)
+            end_s = grant.granted_s
+            return grant
+        finally:
+            ledger.record(Segment.QUEUE, waiting_s, end_s or time.monotonic())
+
     async def _call_worker(
         self, grant: Grant, request: worker_pb2.GenerateRequest, called_s: float
     ) -> None:
         worker = grant.slot.worker.announced
         request.prefill_address = grant.prefill_address
+        request.before.CopyFrom(ledger_to_proto(self._ledger))
         hop = self._hop(self._delay_ms.router_to_worker)
         await inject(hop.delay_ms)
         call = open_call(self._mesh.channels.get(worker.address), request, hop)
         try:
             message = await self._first_message(call, grant)
-            seen_s = time.monotonic() - called_s
+            now_s = time.monotonic()
+            self._ledger.mark_first_token(now_s)
+            await inject(self._delay_ms.router_to_client)
             self._mesh.dispatcher.answered(grant.slot.worker)
             grant.first_token()
-            await self._forward(call, message, grant, seen_s)
+            await self._forward(call, message, grant, now_s - called_s)
+        except grpc.aio.AioRpcError as error:
+            # Once there is a first token, it is too late for the ledger.
+            if self._ledger.first_token_s is None:
+                seen_s = time.monotonic() - called_s
+                spend_callee(self._ledger, ledger_of(error), seen_s=seen_s)
+            raise
         finally:
             call.cancel()
 
@@ -213,7 +249,6 @@ class Journey:
 
     async def _forward(self, call: WorkerCall, message: bytes, grant: Grant, seen_s: float) -> None:
         """Everything as it comes; the last message with this router's part added."""
-        self._ledger.mark_first_token(time.monotonic())
         while not is_finished(message):
             self._delivery.send(message)
             message = await self._following_message(call, grant)
@@ -301,9 +336,10 @@ class Journey:
             self._caller.span_id,
             self._ledger,
             {
-                "gen_ai.request.model": self._mesh.roster.model,
-                "firsttoken.generation": self._mesh.snapshot.generation,
-                **self._outcome.attributes(),
+                names.MODEL: self._mesh.roster.model,
+                names.GENERATION: self._mesh.snapshot.generation,
+                **({names.ERROR_TYPE: code} if code else {}),
+                **self._outcome.attributes(self._ledger),
             },
             error=error,
         )

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import time
 
+import grpc
+
 from firsttoken.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from router.peers import Hop, PeerLost, answer_of
 from router.roster import Tokenizer
@@ -13,6 +15,7 @@ from services.core.errors import Unavailable
 from services.core.ledger import Ledger, Segment
 from services.runtime.channels import Channels
 from services.runtime.delays import inject
+from services.runtime.protocol import ledger_of, spend_callee
 
 # When all have failed and none has come since, ask them again.
 RETRY_S = 0.2
@@ -36,7 +39,10 @@ class Tokenizers:
     async def encode(
         self, request: tokenizer_pb2.EncodeRequest, hop: Hop, ledger: Ledger, *, wait_s: float
     ) -> tokenizer_pb2.EncodeResponse:
-        """Raises Unavailable when none has answered for `wait_s`."""
+        """Raises Unavailable when none has answered for `wait_s`.
+
+        Until the one is called that answers, all time is preprocess.
+        """
         started_s = time.monotonic()
         problem = "none is ready"
         while True:
@@ -47,6 +53,10 @@ class Tokenizers:
                 except PeerLost as lost:
                     problem = f"{tokenizer.id}: {lost}"
                     continue
+                except grpc.aio.AioRpcError as error:
+                    ledger.spend(Segment.PREPROCESS, called_s - started_s)
+                    spend_callee(ledger, ledger_of(error), seen_s=time.monotonic() - called_s)
+                    raise
                 seen_s = time.monotonic() - called_s
                 lost_s = called_s - started_s
                 ledger.spend(Segment.PREPROCESS, lost_s + response.encode_ms / 1000)
@@ -54,6 +64,7 @@ class Tokenizers:
                 return response
             left_s = started_s + wait_s - time.monotonic()
             if left_s <= 0:
+                ledger.spend(Segment.PREPROCESS, time.monotonic() - started_s)
                 raise Unavailable(
                     f"no tokenizer answered for {wait_s:g} s (router.worker_wait_s): {problem}",
                     reason="NO_TOKENIZER",

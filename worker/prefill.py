@@ -19,7 +19,7 @@ from services.core.settings import DelaySettings
 from services.runtime.delays import inject
 from services.runtime.interceptor import Context
 from services.runtime.tasks import end_tasks
-from services.runtime.timing import timing
+from services.runtime.timing import spending, timing
 from worker.copying import Copier
 from worker.front import EngineFront
 from worker.messages import Token
@@ -64,7 +64,7 @@ class Prefill:
         with timing(self.ledger, Segment.TRANSFER):
             start = await _read_start(requests, front)
         await inject(self._delay_ms.handoff_unowned)
-        with timing(self.ledger, Segment.PREPROCESS):
+        with spending(self.ledger, Segment.PREPROCESS):
             prompt = check_request(start.request, front.info)
             num_blocks = _num_blocks(prompt, start, front.info.block_tokens)
             source = self._sources.source(start.request, prompt)

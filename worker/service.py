@@ -22,7 +22,7 @@ from services.runtime.interceptor import Context
 from services.runtime.protocol import ledger_to_proto, tell_ledger
 from services.runtime.reporter import Reporter
 from services.runtime.telemetry import Attributes, TraceContext
-from services.runtime.timing import timing
+from services.runtime.timing import spending
 from worker.answer import Answer
 from worker.copying import Copier
 from worker.front import EngineFront
@@ -97,7 +97,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         ledger, origin = Ledger(time.monotonic()), Origin()
         try:
             self._refuse_when_draining()
-            with timing(ledger, Segment.PREPROCESS):
+            with spending(ledger, Segment.PREPROCESS):
                 prompt = check_request(request, self._front.info)
                 answer = Answer(self._vocabulary, prompt.sampling)
                 owed = answer.resume(prompt.answer_ids, request.answer_characters)
@@ -105,7 +105,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             if owed.text:
                 yield worker_pb2.GenerateResponse(chunk=owed)
             if answer.finished is None:
-                with timing(ledger, Segment.PREPROCESS):
+                with spending(ledger, Segment.PREPROCESS):
                     source = self._sources.source(request, prompt)
                 with self._front.submit(
                     prompt, source=source, before=went_before(request, ledger)

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 from google.protobuf.message import Message
 
 from firsttoken.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from services.core import attributes as names
 from services.core.errors import InvalidArgument, MeshError
 from services.core.keys import join_keys
 from services.core.ledger import Ledger, Segment
@@ -19,9 +20,11 @@ from services.core.tokens import BYTES_PER_TOKEN
 from services.runtime.channels import MAX_MESSAGE_BYTES
 from services.runtime.delays import inject
 from services.runtime.membership import ControlClient
+from services.runtime.protocol import tell_ledger
 from services.runtime.reporter import Reporter
 from services.runtime.server import Context
 from services.runtime.telemetry import TraceContext
+from services.runtime.timing import spending
 from services.tokenizer.chat import parse_chat
 from services.tokenizer.encoder import EncodedPrompt, Encoder, Prompt
 from services.tokenizer.metrics import Counts
@@ -60,20 +63,24 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         try:
             with self.counts.encoding():
                 encoded = await _encode(backend, request, ledger)
+            await inject(backend.config.debug.delay_ms.tokenizer_unowned)
+            with spending(ledger, Segment.PREPROCESS):
+                response = tokenizer_pb2.EncodeResponse(
+                    token_ids=encoded.token_ids,
+                    prefix_keys=join_keys(encoded.prefix_keys),
+                    block_tokens=backend.encoder.block_tokens,
+                )
+                _check_size(response, request.WhichOneof("input") or "input")
         except MeshError as error:
+            ledger.mark_failure(time.monotonic())
+            tell_ledger(context, ledger)
             _trace(backend, context, ledger, error=error.message)
             raise
         num_tokens = len(encoded.token_ids) // BYTES_PER_TOKEN
         self.counts.encoded(num_tokens)
         _trace(backend, context, ledger, num_tokens=num_tokens)
-        response = tokenizer_pb2.EncodeResponse(
-            token_ids=encoded.token_ids,
-            prefix_keys=join_keys(encoded.prefix_keys),
-            block_tokens=backend.encoder.block_tokens,
-            encode_ms=ledger.spent_s(Segment.PREPROCESS) * 1000,
-            total_ms=(time.monotonic() - ledger.arrived_s) * 1000,
-        )
-        _check_size(response, request.WhichOneof("input") or "input")
+        response.encode_ms = ledger.spent_s(Segment.PREPROCESS) * 1000
+        response.total_ms = (time.monotonic() - ledger.arrived_s) * 1000
         return response
 
     async def Decode(
@@ -164,6 +171,6 @@ def _trace(
         caller.child(sampled=sampled),
         caller.span_id,
         ledger,
-        {"gen_ai.request.model": backend.encoder.model, "gen_ai.usage.input_tokens": num_tokens},
+        {names.MODEL: backend.encoder.model, names.INPUT_TOKENS: num_tokens},
         error=error,
     )
