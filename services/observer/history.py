@@ -8,7 +8,7 @@ known as well as of all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from services.core.ledger import Segment
@@ -32,7 +32,7 @@ class Summary(NamedTuple):
     num_failed: int
     p50_s: float | None
     p95_s: float | None
-    # By SHARES, on average: of all, and of those from P95 on.
+    # By SHARES, on average: of all, and of the slowest twentieth.
     mean_s: Mapping[str, float] | None
     slowest_s: Mapping[str, float] | None
     hit_rate: float | None
@@ -80,32 +80,39 @@ class Step:
             num_failed=self.num_failed,
             p50_s=self._quantile_s(0.5),
             p95_s=self._quantile_s(TAIL),
-            mean_s=self._mean_s(self.bins),
-            slowest_s=self._mean_s(self._bins_from(TAIL)),
+            mean_s=self._mean_s(1.0),
+            slowest_s=self._mean_s(1 - TAIL),
             hit_rate=self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None,
         )
 
     def _quantile_s(self, share: float) -> float | None:
-        for at in self._bins_from(share):
-            count, total_s, *_ = self.bins[at]
-            return total_s / count
-        return None
-
-    def _bins_from(self, share: float) -> Iterator[int]:
-        """Those in which the requests from this share on are, the fastest first."""
-        rank = share * sum(sums[0] for sums in self.bins.values())
+        rank = share * self._num_answered
         passed = 0.0
         for at in sorted(self.bins):
-            passed += self.bins[at][0]
+            count, total_s, *_ = self.bins[at]
+            passed += count
             if passed >= rank:
-                yield at
+                return total_s / count
+        return None
 
-    def _mean_s(self, bins: Iterable[int]) -> dict[str, float] | None:
-        columns = [*zip(*(self.bins[at] for at in bins), strict=True)]
-        if not columns:
+    @property
+    def _num_answered(self) -> float:
+        return sum(sums[0] for sums in self.bins.values())
+
+    def _mean_s(self, share: float) -> dict[str, float] | None:
+        """Of this share of the requests, the slowest; but of one at least."""
+        if not self.bins:
             return None
-        count = sum(columns[0])
-        return {name: sum(column) / count for name, column in zip(SHARES, columns[2:], strict=True)}
+        wanted = left = max(share * self._num_answered, 1.0)
+        sums_s = [0.0] * len(SHARES)
+        for at in sorted(self.bins, reverse=True):
+            count, _, *spent_s = self.bins[at]
+            part = min(left / count, 1.0)
+            sums_s = [mine + part * theirs for mine, theirs in zip(sums_s, spent_s, strict=True)]
+            left -= part * count
+            if left <= 0:
+                break
+        return {name: spent_s / wanted for name, spent_s in zip(SHARES, sums_s, strict=True)}
 
 
 class Series:

@@ -12,8 +12,10 @@ from services.observer.model import Request
 from services.observer.placing import Placed, merged_parts, place
 from services.observer.state_fields import HopRow, RequestRow
 
-MAX_HOPS, MAX_PARTS, MAX_HIDDEN = 12, 16, 6
-NAME_CHARACTERS, TEXT_CHARACTERS = 64, 300
+MAX_HOPS, MAX_PARTS, MAX_HIDDEN = 6, 8, 3
+# Of a trace that is shown as a whole.
+MAX_TRACE_PARTS = 400
+NAME_BYTES, PHRASE_BYTES, TEXT_BYTES = 48, 96, 240
 
 
 def seconds(value: float) -> float:
@@ -26,15 +28,22 @@ def maybe_seconds(value: float | None) -> float | None:
 
 
 def name(value: object) -> str:
-    return _clip(str(value), NAME_CHARACTERS)
+    return _clip(str(value), NAME_BYTES)
+
+
+def phrase(value: object) -> str:
+    return _clip(str(value), PHRASE_BYTES)
 
 
 def text(value: object) -> str:
-    return _clip(str(value), TEXT_CHARACTERS)
+    return _clip(str(value), TEXT_BYTES)
 
 
-def _clip(value: str, max_characters: int) -> str:
-    return value if len(value) <= max_characters else value[: max_characters - 1] + "…"
+def _clip(value: str, max_bytes: int) -> str:
+    encoded = value.encode(errors="replace")
+    if len(encoded) <= max_bytes:
+        return encoded.decode()
+    return encoded[:max_bytes].decode(errors="ignore") + "…"
 
 
 def describe(request: Request) -> RequestRow:
@@ -61,9 +70,9 @@ def describe(request: Request) -> RequestRow:
     )
 
 
-def describe_hops(request: Request, max_hops: int = MAX_HOPS) -> list[HopRow]:
+def describe_hops(request: Request) -> list[HopRow]:
     """In the order in which they called each other, on the outermost hop's axis."""
-    return [_hop(placed) for placed in place(request)[:max_hops]]
+    return [_hop(placed, MAX_PARTS) for placed in place(request)[:MAX_HOPS]]
 
 
 def describe_trace(request: Request) -> dict[str, Any]:
@@ -81,13 +90,13 @@ def describe_trace(request: Request) -> dict[str, Any]:
         "migrations": request.migrations,
         "tpot_s": maybe_seconds(request.tpot_s),
         "hops": [
-            {**_hop(each), "attributes": dict(sorted(each.hop.attributes.items()))}
+            {**_hop(each, MAX_TRACE_PARTS), "attributes": dict(sorted(each.hop.attributes.items()))}
             for each in placed
         ],
     }
 
 
-def _hop(placed: Placed) -> HopRow:
+def _hop(placed: Placed, max_parts: int) -> HopRow:
     hop = placed.hop
     return HopRow(
         name=name(hop.name),
@@ -99,10 +108,10 @@ def _hop(placed: Placed) -> HopRow:
         first_token_s=maybe_seconds(hop.first_token_s),
         parts=[
             (str(part.segment), seconds(part.start_s), seconds(part.end_s))
-            for part in merged_parts(hop.parts, MAX_PARTS)
+            for part in merged_parts(hop.parts, max_parts)
         ],
         hidden_s=_hidden(hop.hidden_s),
-        error=text(hop.error),
+        error=phrase(hop.error),
     )
 
 

@@ -13,7 +13,15 @@ from typing import Any
 from services.core.redis_url import without_password
 from services.observer.history import SHARES, History, Series, Summary
 from services.observer.model import Generation, Request, Window
-from services.observer.rows import describe, describe_hops, maybe_seconds, name, seconds, text
+from services.observer.rows import (
+    describe,
+    describe_hops,
+    maybe_seconds,
+    name,
+    phrase,
+    seconds,
+    text,
+)
 from services.observer.state_cache import cache
 from services.observer.state_fields import (
     EvidenceRow,
@@ -29,9 +37,9 @@ from services.observer.state_mesh import MAX_MEMBERS, NOW_S, bubbles, members, q
 
 MAX_STATE_BYTES = 200_000
 AN_HOUR_S = 3600.0
-MAX_SLOW, MAX_FAILED = 10, 4
-MAX_FINDINGS, MAX_EVIDENCE, MAX_TRACES = 12, 8, 5
-MAX_GENERATIONS, MAX_CHANGES = 20, 6
+MAX_SLOW, MAX_FAILED = 8, 3
+MAX_FINDINGS, MAX_EVIDENCE, MAX_TRACES = 8, 6, 5
+MAX_GENERATIONS, MAX_CHANGES = 12, 4
 
 
 def make_state(
@@ -162,9 +170,9 @@ def _finding(finding: Mapping[str, Any]) -> FindingRow:
         summary=text(finding["summary"]),
         evidence=[
             EvidenceRow(
-                name=text(each["name"]),
-                value=text(each["value"]),
-                threshold=text(each["threshold"]),
+                name=phrase(each["name"]),
+                value=phrase(each["value"]),
+                threshold=phrase(each["threshold"]),
             )
             for each in finding["evidence"][:MAX_EVIDENCE]
         ],

@@ -60,7 +60,7 @@ class Figures(TypedDict):
     # null where no first token came.
     p50_s: float | None
     p95_s: float | None
-    # By share, on average: of all, and of those from P95 on.
+    # By share, on average: of all, and of the slowest twentieth.
     mean_s: dict[str, float] | None
     slowest_s: dict[str, float] | None
     # Of the prompts' tokens.

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from services.core.ledger import Segment
 from services.observer.history import TAIL
 from services.observer.model import Member, Request, Window
-from services.observer.rows import name, seconds, text
+from services.observer.rows import name, phrase, seconds
 from services.observer.state_fields import Bubbles, LoadRow, MemberRow, Queue, StageRow
 from services.observer.state_load import load_of, load_tracks
 
 NOW_S = 300.0
-MAX_MEMBERS, MAX_QUEUES, MAX_STAGES = 100, 8, 12
+MAX_MEMBERS, MAX_QUEUES, MAX_STAGES = 60, 8, 12
 
 
 def bubbles(window: Window) -> Bubbles:
@@ -80,6 +80,6 @@ def _member(member: Member, load: list[LoadRow]) -> MemberRow:
         address=name(member.address),
         host=name(member.host),
         generation=member.generation,
-        detail=text(member.detail),
+        detail=phrase(member.detail),
         load=load,
     )

@@ -58,6 +58,7 @@ async function refresh() {
     page.failures = 0;
     connected();
     draw();
+    document.body.dataset.ready = "";
   } catch (error) {
     page.failures += 1;
     lost(error);

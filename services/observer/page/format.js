@@ -9,7 +9,7 @@ export function duration(seconds) {
   if (size < 0.9995) return `${(seconds * 1e3).toFixed(0)}${GAP}ms`;
   if (size < 9.995) return `${seconds.toFixed(2)}${GAP}s`;
   if (size < 99.95) return `${seconds.toFixed(1)}${GAP}s`;
-  if (size < 5400) return `${(seconds / 60).toFixed(0)}${GAP}min`;
+  if (size < 3540) return `${(seconds / 60).toFixed(0)}${GAP}min`;
   return `${(seconds / 3600).toFixed(0)}${GAP}h`;
 }
 
@@ -51,9 +51,13 @@ const SECONDS = new Intl.DateTimeFormat("en-GB", {
 export const clock = (unix) => CLOCK.format(unix * 1000);
 export const clockSeconds = (unix) => SECONDS.format(unix * 1000);
 
+// A figure and its unit in a sentence stay together.
+export const tight = (text) => text.replace(/(\d) (?=(%|ms|s|min|h)\b|%)/g, `$1${GAP}`);
+
 // As a rate for whoever counts requests: each second, or each minute where there are few.
 export function rate(number, seconds) {
   const each = number / seconds;
+  if (each * 60 < 1) return `${number} in ${duration(seconds)}`;
   if (each >= 1) return `${count(each)}/s`;
   return `${(each * 60).toFixed(each * 60 < 10 ? 1 : 0)}/min`;
 }

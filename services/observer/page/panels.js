@@ -1,7 +1,7 @@
 // The parts of the page that only show.
 
 import { byId, h, keyed, placed, show, svg } from "./dom.js";
-import { change, clock, count, duration, percent, points, rate } from "./format.js";
+import { change, clock, count, duration, percent, points, rate, tight } from "./format.js";
 import { name } from "./ledger.js";
 import { spark } from "./timeline.js";
 
@@ -15,13 +15,13 @@ export function showVerdict(state) {
   document.body.dataset.level = level;
   const words = { healthy: "Healthy", warning: "Warning", critical: "Critical", idle: "Waiting" };
   show(byId("level"), level, () => [sign(level), words[level] ?? level]);
-  show(byId("headline"), text, () => text);
+  show(byId("headline"), text, () => tight(text));
   show(byId("next"), [level, state.findings.length, state.generation], () => {
     if (state.findings.length) {
       const more = state.findings.length - 1;
-      return h("a", { href: "#findings-title" }, `Evidence, and what to change${more ? `; ${more} more below` : ""}`);
+      return h("a", { href: "#findings-title" }, `Evidence and remedy${more ? ` · ${more} more` : ""}`);
     }
-    return level === "idle" ? "It will say here what is wrong, once requests come." : "";
+    return level === "idle" ? ["Send one: ", h("code", {}, 'firsttoken generate "Why is the sky blue?"')] : "";
   });
   const late = state.now ? duration(state.now.p95_s) : "";
   document.title = [{ critical: "✖", warning: "▲" }[level], late && `P95 ${late}`, "firsttoken"]
@@ -33,21 +33,21 @@ export function showFigures(state, timeline) {
   const { now, before } = state;
   const ago = before ? agoOf(now ?? { begin_unix_s: state.now_unix_s - NOW_S }, before) : "";
   const compare = (field) => {
-    if (!before || before[field] === null) return ["nothing to compare with yet"];
+    if (!before || before[field] === null) return ["nothing before"];
     const was = `${duration(before[field])} ${ago}`;
-    if (!now || now[field] === null) return [was];
+    if (!now || now[field] === null) return [`was ${was}`];
     const isWorse = now[field] > before[field] * WORSE && now[field] - before[field] > SMALLEST_S;
-    return [`${was}, ${change(now[field], before[field], SMALLEST_S)}`, isWorse];
+    return [`${change(now[field], before[field], SMALLEST_S)} · ${was}`, isWorse];
   };
   const requests = now?.num_requests ?? 0;
   const failed = now?.num_failed ?? 0;
   const lost = state.num_dropped ? `, ${count(state.num_dropped)} hops lost` : "";
   const hit = now?.hit_rate ?? null;
   const figures = [
-    ["P50 to the first token", duration(now?.p50_s), ...compare("p50_s")],
-    ["P95 to the first token", duration(now?.p95_s), ...compare("p95_s")],
-    ["Prompt tokens from a cache", percent(hit), before?.hit_rate != null
-      ? `${percent(before.hit_rate)} ${ago}, ${points(hit, before.hit_rate)}` : "", hit !== null && before?.hit_rate - hit > 0.05],
+    ["P50 first token", duration(now?.p50_s), ...compare("p50_s")],
+    ["P95 first token", duration(now?.p95_s), ...compare("p95_s")],
+    ["Prompts from a cache", percent(hit), before?.hit_rate != null
+      ? `${points(hit, before.hit_rate)} · ${percent(before.hit_rate)} ${ago}` : "", hit !== null && before?.hit_rate - hit > 0.05],
     ["Requests", requests ? rate(requests, NOW_S) : "0", `${failed} failed in 5 minutes${lost}`, failed > 0],
   ];
   const curves = [timeline.p50_s, timeline.p95_s, timeline.hit_rate, timeline.num_requests];
@@ -70,7 +70,7 @@ export function showShares(state, { column, when, field }) {
 }
 
 function shareRow(share, now, before, mark, kind) {
-  const isWorse = now > before * WORSE && now - before > SMALLEST_S;
+  const isWorse = before !== null && before !== undefined && now > before * WORSE && now - before > SMALLEST_S;
   const changed = change(now ?? null, before ?? null, SMALLEST_S / 10);
   return h("tr", { class: kind },
     h("td", {}, mark, name(share)), h("td", {}, duration(now)), h("td", {}, duration(before)),
@@ -94,7 +94,7 @@ export function showFindings(state, open) {
     (finding) => h("details", { open: finding === state.findings[0] }, h("summary"), h("div", { class: "body" })),
     (row, finding) => {
       row.className = `finding ${finding.severity}`;
-      show(row.firstChild, finding.summary, () => [sign(finding.severity), h("span", {}, finding.summary)]);
+      show(row.firstChild, finding.summary, () => [sign(finding.severity), h("span", {}, tight(finding.summary))]);
       show(row.lastChild, finding, () => findingBody(finding, open));
     });
 }
@@ -106,7 +106,7 @@ function findingBody(finding, open) {
       h("tbody", {}, finding.evidence.map(({ name: what, value, threshold }) =>
         h("tr", {}, h("td", {}, what), h("td", {}, value), h("td", {}, threshold))))),
     finding.setting ? h("p", { class: "todo" }, "Change ", h("code", {}, `${finding.setting}: ${finding.before} → ${finding.after}`)) : null,
-    h("p", { class: "todo" }, "Expected: ", finding.expected),
+    h("p", { class: "todo" }, "Expected: ", tight(finding.expected)),
     finding.trace_ids.length ? h("p", { class: "traces" }, "Seen in ", finding.trace_ids.map((id) =>
       h("button", { type: "button", class: "as-link", onclick: () => open(id) }, id.slice(0, 8)))) : null,
   ];
@@ -141,12 +141,13 @@ export function showBubbles(state) {
 export function showQueues(state) {
   show(byId("queues"), state.queues, (queues) => {
     if (queues.length === 0) return none("Nobody stood in line.");
-    const heads = ["class", "requests", "failed", "longest", "P50", "P95"];
+    const heads = ["class", "requests", "longest", "P50", "P95"];
     return h("table", {},
       h("thead", {}, h("tr", {}, heads.map((title) => h("th", { scope: "col" }, title)))),
       h("tbody", {}, queues.map((queue) => h("tr", {},
-        h("td", {}, queue.request_class || "–"), h("td", {}, count(queue.num_requests)),
-        h("td", {}, count(queue.num_failed)), h("td", {}, queue.longest),
+        h("td", {}, queue.request_class || "–"),
+        h("td", {}, count(queue.num_requests), queue.num_failed ? h("div", { class: "bad" }, `${count(queue.num_failed)} failed`) : null),
+        h("td", {}, queue.longest),
         h("td", {}, duration(queue.p50_s)), h("td", {}, duration(queue.p95_s))))));
   });
 }
@@ -190,7 +191,7 @@ function figure(value, unit) {
 }
 
 function bars(rows) {
-  return h("div", { class: "bars", role: "list" }, rows.flatMap(([title, share, text]) => [
+  return h("div", { class: "bars" }, rows.flatMap(([title, share, text]) => [
     h("span", {}, title),
     h("span", { class: "track", "aria-hidden": "true" }, placed(h("span"), 0, share)),
     h("span", { class: "number" }, text),

@@ -7,12 +7,13 @@ import { besideLane, hopLane, inWords, lateness, ledgerBar, longestBeside } from
 export function showSlow(state, open) {
   const span = Math.max(...state.slow.map((request) => request.ttft_s ?? 0), 1e-6);
   const list = byId("slow");
+  byId("slow-note").hidden = state.slow.length === 0;
   if (state.slow.length === 0) {
     const text = state.num_requests ? "None came in the last 5 minutes." : "None came yet.";
     list.replaceChildren(h("li", { class: "none" }, text));
     return;
   }
-  keyed(list, state.slow, (request) => request.trace_id, () => h("li"), (row, request) => {
+  keyed(list, state.slow, (request) => request.span_id, () => h("li"), (row, request) => {
     const version = JSON.stringify([request, span]);
     if (row.version === version) return;
     row.version = version;
@@ -36,7 +37,7 @@ function describe(request, shares, span) {
         + (beside ? `, beside them ${duration(beside)}` : "") + ". Open it.")),
     ledgerBar(request, shares, span),
     h("div", { class: "lanes" },
-      request.hops.slice(0, beside ? 3 : 4).map((hop) => hopLane(hop, span)),
+      request.hops.slice(0, beside ? 5 : 6).map((hop) => hopLane(hop, span)),
       beside ? besideLane(beside, span) : null),
   ];
 }

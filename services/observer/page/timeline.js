@@ -3,7 +3,7 @@
 import { svg } from "./dom.js";
 import { clock, clockSeconds, duration } from "./format.js";
 
-const LEFT = 46;
+const LEFT = 54;
 const TOP = 18;
 const BOTTOM = 22;
 
@@ -71,14 +71,13 @@ export class Timeline {
         svg("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, share ? duration(seconds) : "0"),
       ];
     });
-    const every = this.numSteps / (this.area.width < 420 ? 3 : 5);
-    for (let step = 0; step <= this.numSteps; step += every) {
-      const unix = this.timeline.begin_unix_s + step * this.timeline.step_s;
-      const anchor = step === 0 ? "start" : step === this.numSteps ? "end" : "middle";
-      parts.push(svg(
-        "text", { x: this.x(step), y: TOP + this.area.height + 16, "text-anchor": anchor },
-        this.timeline.step_s < 60 ? clockSeconds(unix) : clock(unix),
-      ));
+    const { begin_unix_s: begin, step_s: stepSeconds } = this.timeline;
+    const every = stepSeconds * (this.area.width < 420 ? 24 : 12);
+    const end = begin + this.numSteps * stepSeconds;
+    for (let unix = Math.ceil(begin / every) * every; unix <= end; unix += every) {
+      const x = this.x((unix - begin) / stepSeconds);
+      const anchor = x < LEFT + 20 ? "start" : x > LEFT + this.area.width - 20 ? "end" : "middle";
+      parts.push(svg("text", { x, y: TOP + this.area.height + 16, "text-anchor": anchor }, clock(unix)));
     }
     return parts.flat();
   }

@@ -12,7 +12,7 @@ export class Trace {
     this.dialog = byId("trace");
     byId("trace-close").addEventListener("click", () => this.dialog.close());
     this.dialog.addEventListener("close", () => {
-      if (location.hash.startsWith("#trace=")) history.replaceState(null, "", "#");
+      if (location.hash.startsWith("#trace=")) history.replaceState(null, "", location.pathname + location.search);
       this.from?.focus({ preventScroll: true });
     });
     this.dialog.addEventListener("click", (event) => {
@@ -46,10 +46,11 @@ export class Trace {
     byId("trace-title").textContent = request.ttft_s === null
       ? "No first token came" : `First token after ${lateness(request)}`;
     byId("trace-body").replaceChildren(
-      summary(request),
-      ledger(request, this.shares),
-      hops(request),
+      request.error ? h("p", { class: "trace-error" }, request.error) : "",
+      ledger(request, this.shares) ?? "",
       whyNotHit(why),
+      hops(request),
+      summary(request),
     );
   }
 }
@@ -86,7 +87,7 @@ function summary(request) {
     moved: request.migrations ? `${request.migrations} times to another worker` : "",
   };
   return h("section", {},
-    request.error ? h("p", { class: "trace-error" }, request.error) : null,
+    h("h3", {}, "What it was"),
     table(Object.entries(facts).filter(([, value]) => value)),
     h("p", { class: "note" }, h("code", {}, request.trace_id)));
 }
