@@ -90,6 +90,7 @@ class WorkerNode(Resource):
             Reporter(service="worker", member_id=self.id, tls=self._tls)
         )
         self._control.on_members(reporter.update_members)
+        self._front.hub.on_evicted = lambda keys: reporter.evicted(self.id, keys)
         self._tier = await stack.enter_async_context(KvTier(self._front, self._control))
         copier = await stack.enter_async_context(Copier())
         sources = KvSources(await self._open_handoffs(stack, copier), self._tier)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
 
@@ -57,6 +57,8 @@ class WatchHub:
         self._sequence = 0
         self._keys: dict[bytes, None] = {}
         self._watchers: set[Watcher] = set()
+        # Told which blocks were evicted, by their prefix keys.
+        self.on_evicted: Callable[[Sequence[bytes]], None] | None = None
         self.closed = False
 
     @property
@@ -76,6 +78,8 @@ class WatchHub:
         self.load = report.load
         for key in report.evicted:
             self._keys.pop(key, None)
+        if report.evicted and self.on_evicted is not None:
+            self.on_evicted(report.evicted)
         new_keys = [block.prefix_key for block in report.stored]
         self._keys.update(dict.fromkeys(new_keys))
         # Evictions first: a key in both lists would otherwise end up gone.

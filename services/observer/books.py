@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from firsttoken.control.v1 import control_pb2
 from firsttoken.observer.v1 import observer_pb2
 from services.core.config import Snapshot
+from services.core.errors import InvalidArgument
+from services.core.keys import split_keys
 from services.core.metrics import Labels, Metric
 from services.observer.hearing import Teller, read_hops
 from services.observer.history import History
 from services.observer.mesh_state import Configurations, to_member
 from services.observer.metrics import Metrics, Sender
 from services.observer.model import BubbleSum, Member, Reading, Window
+from services.observer.prompts import PromptStore, ToldPrompt
 from services.observer.requests import Assembly, Settled
 from services.observer.sampling import TailRule
 from services.observer.series import Family
@@ -35,12 +38,17 @@ class Books:
         self.bubbles = RecentBubbles(window_s=window_s)
         self.history = History()
         self.metrics = Metrics()
+        self.prompts = PromptStore()
         self.configurations = Configurations()
         self._generation = snapshot.generation
         self.members: tuple[Member, ...] = ()
         self._assembly = Assembly()
         self._tail = TailRule(slow_ttft_s=settings.slow_ttft_ms / 1e3)
         self._exporter = exporter
+        self.model = snapshot.config.mesh.model
+        self.shows_text = settings.show_text
+        # Of the smallest worker; None: there is none.
+        self.cache_blocks: int | None = None
         self._begin_unix_s = time.time()
         # By member; what those told that have left stays in the sum.
         self._num_dropped: dict[str, int] = {}
@@ -56,9 +64,12 @@ class Books:
             slo_ttft_s=settings.slo_ttft_ms / 1e3, block_tokens=snapshot.config.mesh.block_tokens
         )
         self._generation = snapshot.generation
+        self.shows_text = settings.show_text
         self.configurations.take(snapshot, time.time())
 
-    def update_members(self, members: Iterable[control_pb2.Member]) -> None:
+    def update_members(self, members: Sequence[control_pb2.Member]) -> None:
+        blocks = [each.worker.num_blocks for each in members if each.worker.num_blocks]
+        self.cache_blocks = min(blocks, default=None)
         self.members = tuple(map(to_member, members))
         self.metrics.set_members(self.members, self._generation)
 
@@ -77,6 +88,11 @@ class Books:
             bubble = BubbleSum(now_unix_s, teller.member_id, told.stage, told.duration_s)
             self.bubbles.add(bubble)
             self.metrics.add_bubble(bubble)
+        for prompt in message.prompts:
+            self._hear_prompt(prompt, now_unix_s)
+        for eviction in message.evictions:
+            keys = split_keys(eviction.prefix_keys)
+            self.prompts.hear_evictions(eviction.holder_id, keys, now_unix_s)
         if message.num_dropped:
             self._num_dropped[teller.member_id] = message.num_dropped
             self.metrics.set_dropped(Sender(teller.service, teller.member_id), message.num_dropped)
@@ -120,6 +136,21 @@ class Books:
         reading = Reading(now_unix_s, teller.member_id, teller.service, name, labels, value)
         self.readings.add(reading)
         self.metrics.hear(reading)
+
+    def _hear_prompt(self, told: observer_pb2.Prompt, now_unix_s: float) -> None:
+        prompt = ToldPrompt(
+            trace_id=told.trace_id.hex(),
+            span_id=told.span_id.hex(),
+            prefix_keys=split_keys(told.prefix_keys),
+            first_token=told.first_token,
+            token_ids=told.token_ids,
+            tenant=told.tenant,
+            block_tokens=told.block_tokens,
+        )
+        try:
+            self.prompts.hear(prompt, now_unix_s)
+        except ValueError as error:
+            raise InvalidArgument.of("prompts", str(error)) from None
 
     def _settle(self, settled: Settled, now_s: float) -> None:
         """Late hops share the fate of those that came in time."""

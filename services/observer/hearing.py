@@ -118,8 +118,8 @@ def _text(value: Any) -> str:
 
 def _attributes(given: Mapping[str, Any]) -> dict[str, Any]:
     """As OpenTelemetry has them: single values, or lists of them; others are left out."""
-    if len(given) > MAX_ATTRIBUTES:
-        raise ValueError("too many attributes")
+    if not isinstance(given, dict) or len(given) > MAX_ATTRIBUTES:
+        raise ValueError(f"attributes must be an object of at most {MAX_ATTRIBUTES}")
     found: dict[str, Any] = {}
     for name, value in given.items():
         if isinstance(value, str):

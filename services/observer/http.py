@@ -15,9 +15,11 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.observer import rows
+from services.observer.answers import Answers
 from services.observer.books import Books
 from services.observer.exposition import render
 from services.observer.state import make_state
+from services.observer.why import UnknownTrace
 
 PAGE = Path(__file__).parent / "page"
 DEFAULT_LIMIT, MAX_LIMIT = 50, 500
@@ -41,9 +43,23 @@ class BadQuery(Exception):
 class Api:
     def __init__(self, books: Books) -> None:
         self._books = books
+        self._answers = Answers(books)
 
     async def state(self, request: HttpRequest) -> Response:
-        return as_json(make_state(self._books.window(), [], self._books.history))
+        findings = (await self._answers.doctor())["findings"]
+        return as_json(make_state(self._books.window(), findings, self._books.history))
+
+    async def why(self, request: HttpRequest) -> Response:
+        try:
+            return as_json(await self._answers.why(request.path_params["trace_id"]))
+        except UnknownTrace as error:
+            return _not_found(str(error))
+
+    async def hygiene(self, request: HttpRequest) -> Response:
+        return as_json(await self._answers.hygiene())
+
+    async def doctor(self, request: HttpRequest) -> Response:
+        return as_json(await self._answers.doctor())
 
     async def requests(self, request: HttpRequest) -> Response:
         """The newest first; with slow=1 the slowest first."""
@@ -71,6 +87,9 @@ def make_app(books: Books) -> ASGIApp:
             Route("/api/state", api.state),
             Route("/api/requests", api.requests),
             Route("/api/requests/{trace_id}", api.trace),
+            Route("/api/why/{trace_id}", api.why),
+            Route("/api/hygiene", api.hygiene),
+            Route("/api/doctor", api.doctor),
             Route("/metrics", api.metrics),
             Mount("/", StaticFiles(directory=PAGE, html=True)),
         ],
