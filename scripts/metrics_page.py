@@ -49,7 +49,7 @@ def series_names(metric: Metric, kind: Kind) -> Iterator[str]:
     match kind:
         case Kind.COUNTER:
             yield f"{name}_total"
-        case Kind.GAUGE:
+        case Kind.GAUGE | Kind.SUMMARY:
             yield name
         case Kind.HISTOGRAM:
             yield from (f"{name}_{suffix}" for suffix in ("bucket", "count", "sum"))

@@ -158,6 +158,11 @@ class Metrics:
             for (name, labels), told in series.items():
                 points.setdefault(name, []).append(Point(labels, told.value, (), *sender))
         for name, found in points.items():
-            metric = self._infos[name]
-            kind = Kind.COUNTER if metric.counts else Kind.GAUGE
-            yield Family(metric, kind, tuple(found))
+            yield Family(self._infos[name], self._kind(name, found), tuple(found))
+
+    def _kind(self, name: str, points: Iterable[Point]) -> Kind:
+        if self._infos[name].counts:
+            return Kind.COUNTER
+        if all(any(label == "quantile" for label, _ in point.labels) for point in points):
+            return Kind.SUMMARY
+        return Kind.GAUGE

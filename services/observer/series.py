@@ -19,6 +19,8 @@ class Kind(enum.Enum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
+    # Levels by the label `quantile`.
+    SUMMARY = "summary"
 
 
 class Point(NamedTuple):

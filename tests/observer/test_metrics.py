@@ -223,6 +223,16 @@ def test_what_nobody_described_is_a_level() -> None:
     assert Scraped(metrics).of("firsttoken_worker_engine_busy") == 2.0
 
 
+def test_quantiles_are_a_summary() -> None:
+    metrics = Metrics()
+    for quantile in ("0.5", "0.99"):
+        labels = (("quantile", quantile),)
+        metrics.hear(Reading(NOW_S, "worker-1", "worker", "firsttoken.lag", labels, 0.001))
+    scraped = Scraped(metrics)
+    assert "# TYPE firsttoken_lag summary" in scraped.text
+    assert scraped.of("firsttoken_lag", quantile="0.99", instance="worker-1") == 0.001
+
+
 def test_bubbles_add_up_by_stage_and_worker() -> None:
     metrics = Metrics()
     for duration_s in (0.25, 0.5):
