@@ -22,8 +22,10 @@ RUN_TOKENS = 16
 # Longest text that changes. What is longer is another text, not a stamp in the same one.
 MAX_SPAN_TOKENS = 192
 MAX_SPANS = 16
-# Of each prompt, and the share of its runs by which it is compared with others.
+# Of each prompt, by which it is compared with others; of short ones all runs, of others one
+# in so many.
 SHINGLED_TOKENS = 8192
+SHORT_TOKENS = 512
 ONE_IN = 8
 
 
@@ -138,4 +140,6 @@ def shingles(ids: TokenArray) -> Shingles:
         hashes *= np.uint64(0x100000001B3)
         hashes += mixed[place : place + num_runs]
     hashes ^= hashes >> np.uint64(32)
-    return np.unique(hashes[hashes % np.uint64(ONE_IN) == 0])
+    if num_runs > SHORT_TOKENS:
+        hashes = hashes[hashes % np.uint64(ONE_IN) == 0]
+    return np.unique(hashes)

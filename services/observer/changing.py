@@ -9,7 +9,7 @@ import numpy as np
 
 from services.core.tokens import TokenArray
 from services.observer.alignment import Alignment, align, common_tokens, shingles
-from services.observer.kinds import Kind, Named, Sight, name_kind
+from services.observer.kinds import Form, Kind, Sight, name_form
 from services.observer.past import Past, shared_blocks
 from services.observer.prompts import KeptPrompt
 from services.observer.spelling import Spelling
@@ -34,11 +34,11 @@ class Change(NamedTuple):
     # Further places behind it that change.
     num_more: int
     sights: tuple[Sight, ...]
-    named: Named | None
+    form: Form | None
 
     @property
     def kind(self) -> Kind:
-        return Kind.TEXT if self.named is None else self.named.kind
+        return Kind.TEXT if self.form is None else self.form.kind
 
 
 class _Compared(NamedTuple):
@@ -98,7 +98,7 @@ def find_change(
         len(values),
         sum(each.start >= end for each in best.alignment.differences),
         sights,
-        name_kind(sights) if sights else None,
+        name_form(sights) if sights else None,
     )
 
 

@@ -18,6 +18,9 @@ from services.observer.alignment import Alignment, align, shingles
 MOST_FAMILIES = 512
 # A run of tokens that more families have says little: it counts for the first ones.
 FAMILIES_PER_RUN = 4
+# Prompts are alike with so many tokens in common, or with such a share: a few sentences are
+# in prompts that are not.
+ALIKE_TOKENS, ALIKE_SHARE = 48, 0.15
 # Of a prompt, behind what it shares with its family: with more, it begins one of its own too.
 OWN_TOKENS = 256
 # Places that are closer to each other are one.
@@ -91,10 +94,10 @@ def find_spans(prompts: Sequence[TokenArray], *, min_agreed: int) -> list[list[S
 
 
 def cut(token_ids: TokenArray, spans: Iterable[Span]) -> bytes:
-    """Packed, without them."""
+    """Packed, without them. They may overlap."""
     pieces, start = [], 0
     for span in spans:
-        pieces.append(token_ids[start : span.start].tobytes())
+        pieces.append(token_ids[start : max(start, span.start)].tobytes())
         start = max(start, span.end)
     return b"".join((*pieces, token_ids[start:].tobytes()))
 
@@ -106,7 +109,7 @@ def _gather(prompts: Sequence[TokenArray], min_agreed: int) -> list[_Family]:
         runs = shingles(token_ids).tolist()
         votes = Counter(itertools.chain.from_iterable(having.get(run, ()) for run in runs))
         reach = 0
-        for chosen in _likest_and_first(votes):
+        for chosen in _likest_and_first(votes, len(runs), len(token_ids)):
             alignment = align(families[chosen].token_ids, token_ids)
             if alignment.agreed_tokens >= min_agreed:
                 families[chosen].members.append(_Member(number, alignment))
@@ -120,10 +123,13 @@ def _gather(prompts: Sequence[TokenArray], min_agreed: int) -> list[_Family]:
     return families
 
 
-def _likest_and_first(votes: Counter[int]) -> Sequence[int]:
-    if not votes:
+def _likest_and_first(votes: Counter[int], num_runs: int, num_tokens: int) -> Sequence[int]:
+    """Of the families that have most of the prompt's runs in common with it."""
+    enough = num_runs * min(ALIKE_TOKENS / num_tokens, ALIKE_SHARE)
+    alike = [family for family, count in votes.items() if count >= enough]
+    if not alike:
         return ()
-    return tuple(dict.fromkeys((max(votes, key=lambda each: (votes[each], -each)), min(votes))))
+    return tuple(dict.fromkeys((max(alike, key=lambda each: (votes[each], -each)), min(alike))))
 
 
 def _spans(places: Sequence[tuple[Site, int, int]], reach: int) -> list[Span]:

@@ -19,7 +19,7 @@ from services.core.keys import extend_keys
 from services.core.tokens import BYTES_PER_TOKEN, TokenArray
 from services.observer.changing import sight
 from services.observer.families import Site, Span, cut, find_spans
-from services.observer.kinds import Kind, Named, Sight, name_kind
+from services.observer.kinds import Form, Kind, Sight, name_form
 from services.observer.model import Window
 from services.observer.past import Past, read_past
 from services.observer.prompts import Prompts
@@ -28,6 +28,8 @@ from services.observer.spelling import Spelling
 MOST_PROMPTS = 2000
 # With fewer requests nothing is said.
 MIN_PROMPTS = 10
+# What has fewer values than this, or for fewer of the prompts, hardly breaks a prefix.
+MIN_VALUES, MIN_VALUES_SHARE = 2, 0.05
 # Sites that are told, and replayed by themselves.
 MOST_SITES = 10
 # Between the measured hit rate and the model's.
@@ -68,11 +70,11 @@ class Found(NamedTuple):
     spans: Mapping[int, Span]
     num_values: int
     sights: tuple[Sight, ...]
-    named: Named | None
+    form: Form | None
 
     @property
     def kind(self) -> Kind | None:
-        return self.named.kind if self.named is not None else None
+        return self.form.kind if self.form is not None else None
 
 
 def report(
@@ -93,7 +95,7 @@ def report(
     block_tokens = past[-1].prompt.block_tokens
     spans = find_spans(token_ids, min_agreed=block_tokens)
     found = _sites(past, token_ids, spans, spelling)
-    model = _Model(past, token_ids, spans, cache_blocks, has_forgotten=prompts.has_forgotten)
+    model = _Model(past, token_ids, found, cache_blocks, has_forgotten=prompts.has_forgotten)
     before = model.hit_rate(())
     # Words that change are a question, not a stamp: they can be moved, and not left out.
     removable = [each.site for each in found if each.kind is not Kind.TEXT]
@@ -151,8 +153,8 @@ def _sites(
     sites = []
     for site, having in by_site.items():
         values = {token_ids[n][span.start : span.end].tobytes() for n, span in having.items()}
-        if len(values) < 2:
-            continue
+        if len(values) < max(MIN_VALUES, MIN_VALUES_SHARE * len(having)):
+            continue  # a date breaks prefixes once a day
         sights: tuple[Sight, ...] = ()
         if spelling is not None:
             some = [(n, span) for n, span in having.items() if span.end > span.start]
@@ -160,9 +162,27 @@ def _sites(
                 sight(token_ids[n], span.start, span.end, past[n].arrived_s, spelling)
                 for n, span in some[-MOST_SIGHTS:]
             )
-        named = name_kind(sights) if sights else None
-        sites.append(Found(site, having, len(values), sights, named))
+        form = name_form(sights) if sights else None
+        if form is not None and spelling is not None:
+            having = {n: _widened(span, form, token_ids[n], spelling) for n, span in having.items()}
+        sites.append(Found(site, having, len(values), sights, form))
     return sites
+
+
+def _widened(span: Span, form: Form, token_ids: TokenArray, spelling: Spelling) -> Span:
+    """All of a time stamp, of which only the seconds may have changed."""
+    around = sight(token_ids, span.start, span.end, 0.0, spelling)
+    first, last = form.locate(around)
+    start, end = span.start, span.end
+    while start > 0 and len(spelling.text(token_ids[start : span.start])) < (
+        len(around.before) - first
+    ):
+        start -= 1
+    while end < len(token_ids) and len(spelling.text(token_ids[span.end : end])) < (
+        last - len(around.before) - len(around.text)
+    ):
+        end += 1
+    return span._replace(start=start, end=end)
 
 
 class _Model:
@@ -172,14 +192,19 @@ class _Model:
         self,
         past: Sequence[Past],
         token_ids: Sequence[TokenArray],
-        spans: Sequence[Sequence[Span]],
+        found: Sequence[Found],
         cache_blocks: int | None,
         *,
         has_forgotten: bool,
     ) -> None:
         self._past = past
         self._token_ids = token_ids
-        self._spans = spans
+        self._spans: dict[int, list[Span]] = defaultdict(list)
+        for each in found:
+            for number, span in each.spans.items():
+                self._spans[number].append(span)
+        for spans in self._spans.values():
+            spans.sort(key=lambda each: each.start)
         self._cache_blocks = cache_blocks
         self._requests = [each.request for each in past if each.request is not None]
         # What was cached before the first of them is not known: the first half fills the caches.
@@ -213,7 +238,7 @@ class _Model:
     def _chained(self, number: int, gone: Collection[Site]) -> Chained:
         past, ids = self._past[number], self._token_ids[number]
         prompt = past.prompt
-        spans = [span for span in self._spans[number] if span.site in gone]
+        spans = [span for span in self._spans.get(number, ()) if span.site in gone]
         if not any(span.end > span.start for span in spans):
             return Chained(prompt.prefix_keys, len(ids), prompt.block_tokens, past.worker_id)
         packed = cut(ids, spans)
@@ -278,7 +303,7 @@ def _describe(
         "predicted_hit_rate_alone": round(alone, 4),
         "advice": _ADVICE[found.kind or Kind.TEXT],
     }
-    if found.named is not None and show_text:
+    if found.form is not None and show_text:
         described["before"] = found.sights[-1].before
         described["after"] = found.sights[-1].after
         described["examples"] = [each.text for each in found.sights[-MOST_VALUES:]]

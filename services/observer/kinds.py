@@ -56,38 +56,40 @@ class Sight(NamedTuple):
     seen_unix_s: float
 
 
-class Named(NamedTuple):
-    """The kind, and where what has the form begins and ends in the first sight's whole text."""
+class Form(NamedTuple):
+    """What kind of text it is, and how it is found in the text around what changes."""
 
     kind: Kind
-    start: int
-    end: int
+    pattern: re.Pattern[str] | None
+
+    def locate(self, sight: Sight) -> tuple[int, int]:
+        """Where it begins and ends in `before + text + after`: all of it, of which only a part
+        may change. Where the form is missing, what changes."""
+        match = _match(sight, self.pattern) if self.pattern is not None else None
+        if match is not None:
+            return match.span()
+        return len(sight.before), len(sight.before) + len(sight.text)
 
 
-def name_kind(sights: Sequence[Sight]) -> Named:
-    """`sights`: of several prompts; it is the first one's place that is told."""
-    first = sights[0]
-    start, end = len(first.before), len(first.before) + len(first.text)
-    shown = [each for each in sights if each.text.strip()]
+def name_form(sights: Sequence[Sight]) -> Form:
+    """`sights`: of several prompts."""
+    # Prompts without the stamp all have one value: what stands there instead.
+    distinct = {each.text: each for each in sights if each.text.strip()}
+    shown = sorted(distinct.values(), key=lambda each: each.seen_unix_s)
     for kind, pattern in (
         (Kind.UUID, _UUID),
         (Kind.TIME_STAMP, _TIME_STAMP),
         (Kind.NONCE, _RANDOM),
     ):
-        matches = [_match(each, pattern) for each in shown]
-        if shown and sum(map(bool, matches)) >= MOST_SIGHTS * len(shown):
-            return Named(kind, *_place(_match(first, pattern), start, end))
-    shown.sort(key=lambda each: each.seen_unix_s)
-    numbers = [_match(each, _NUMBER) for each in shown]
-    if shown and all(numbers):
-        found = _kind_of_numbers([each[0] for each in numbers if each], shown)
-        if found is not None:
-            return Named(found, *_place(_match(first, _NUMBER), start, end))
-    return Named(Kind.TEXT, start, end)
-
-
-def _place(match: re.Match[str] | None, start: int, end: int) -> tuple[int, int]:
-    return (start, end) if match is None else match.span()
+        num_matches = sum(_match(each, pattern) is not None for each in shown)
+        if shown and num_matches >= MOST_SIGHTS * len(shown):
+            return Form(kind, pattern)
+    numbers = [(match[0], each) for each in shown if (match := _match(each, _NUMBER))]
+    if shown and len(numbers) >= MOST_SIGHTS * len(shown):
+        kind_of_numbers = _kind_of_numbers(*zip(*numbers, strict=True))
+        if kind_of_numbers is not None:
+            return Form(kind_of_numbers, _NUMBER)
+    return Form(Kind.TEXT, None)
 
 
 def _match(sight: Sight, pattern: re.Pattern[str]) -> re.Match[str] | None:

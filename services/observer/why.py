@@ -264,7 +264,7 @@ def _describe(
     past: Past, change: Change, spelling: Spelling | None, *, show_text: bool
 ) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "kind": change.kind.value if change.named else None,
+        "kind": change.kind.value if change.form else None,
         "start_token": change.start,
         "end_token": change.end,
         **_placed(past.prompt, change.start, spelling),
@@ -273,9 +273,9 @@ def _describe(
         "values": change.num_values,
         "more_places_behind": change.num_more,
     }
-    if change.named is not None and show_text:
+    if change.form is not None and show_text:
         first = change.sights[0]
         whole = first.before + first.text + first.after
-        found["text"] = whole[change.named.start : change.named.end]
+        found["text"] = whole[slice(*change.form.locate(first))]
         found["others"] = [each.text for each in change.sights[1 : 1 + MOST_VALUES]]
     return found

@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 
-from services.observer.kinds import Kind, Sight, name_kind
+from services.observer.kinds import Kind, Sight, name_form
 
 NOW_S = 1_800_000_000.0
 
@@ -43,12 +43,12 @@ def sights(before: str, after: str, *values: str) -> list[Sight]:
 def test_the_form_of_what_changes_gives_it_a_name(
     kind: Kind, given: list[Sight], whole: str | None
 ) -> None:
-    named = name_kind(given)
-    assert named.kind is kind
+    form = name_form(given)
+    assert form.kind is kind
     if whole is not None:
         first = given[0]
         text = first.before + first.text + first.after
-        assert text[named.start : named.end] == whole
+        assert text[slice(*form.locate(first))] == whole
 
 
 def test_random_uuids_have_their_name_wherever_they_begin_to_differ() -> None:
@@ -56,4 +56,4 @@ def test_random_uuids_have_their_name_wherever_they_begin_to_differ() -> None:
         str(uuid.UUID(int=seed * 0x9E3779B97F4A7C15F39CC0605CEDC834 % 2**128))
         for seed in range(1, 9)
     ]
-    assert name_kind(sights("id: ", "\n", *values)).kind is Kind.UUID
+    assert name_form(sights("id: ", "\n", *values)).kind is Kind.UUID
