@@ -87,6 +87,7 @@ def test_the_hit_rate_without_the_value_is_predicted(
     assert found["model_hit_rate"] == pytest.approx(traffic.hit_rate, abs=1e-3)
     assert truth > traffic.hit_rate + 0.2
     assert found["predicted_hit_rate"] == pytest.approx(truth, abs=WITHIN)
+    kinds: dict[Callable[[int], str], str]
     kinds = {stamp: "time stamp", nonce: "random value", session: "uuid", counter: "counter"}
     assert {each["kind"] for each in found["changes"]} == {kinds[value]}
     assert sum(each["requests"] for each in found["changes"]) == 40
@@ -210,7 +211,7 @@ def test_caches_that_evict_are_replayed_as_such() -> None:
 def test_two_workers_each_have_a_cache_of_their_own() -> None:
     dirty, clean = Traffic(), Traffic()
     for number in range(40):
-        at = {"worker_id": f"w{number % 4}", "strategy": "round_robin"}
+        at: dict[str, Any] = {"worker_id": f"w{number % 4}", "strategy": "round_robin"}
         question = prose(1000 + number, 10)
         dirty.ask(chat(f"{stamp(number)}{prose(1, 150)}", question), **at)
         clean.ask(chat(prose(1, 150), question), **at)
