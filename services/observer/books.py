@@ -10,14 +10,13 @@ from firsttoken.control.v1 import control_pb2
 from firsttoken.observer.v1 import observer_pb2
 from services.core.config import Snapshot
 from services.core.errors import InvalidArgument
-from services.core.keys import split_keys
 from services.core.metrics import Labels, Metric
-from services.observer.hearing import Teller, read_hops
+from services.observer.hearing import Teller, read_eviction, read_hops, read_prompt
 from services.observer.history import History
 from services.observer.mesh_state import Configurations, to_member
 from services.observer.metrics import Metrics, Sender
 from services.observer.model import BubbleSum, Member, Reading, Window
-from services.observer.prompts import PromptStore, ToldPrompt
+from services.observer.prompts import PromptStore
 from services.observer.requests import Assembly, Settled
 from services.observer.sampling import TailRule
 from services.observer.series import Family
@@ -91,7 +90,7 @@ class Books:
         for prompt in message.prompts:
             self._hear_prompt(prompt, now_unix_s)
         for eviction in message.evictions:
-            keys = split_keys(eviction.prefix_keys)
+            keys = read_eviction(eviction)
             self.prompts.hear_evictions(eviction.holder_id, keys, now_unix_s)
         if message.num_dropped:
             self._num_dropped[teller.member_id] = message.num_dropped
@@ -138,15 +137,7 @@ class Books:
         self.metrics.hear(reading)
 
     def _hear_prompt(self, told: observer_pb2.Prompt, now_unix_s: float) -> None:
-        prompt = ToldPrompt(
-            trace_id=told.trace_id.hex(),
-            span_id=told.span_id.hex(),
-            prefix_keys=split_keys(told.prefix_keys),
-            first_token=told.first_token,
-            token_ids=told.token_ids,
-            tenant=told.tenant,
-            block_tokens=told.block_tokens,
-        )
+        prompt = read_prompt(told)
         try:
             self.prompts.hear(prompt, now_unix_s)
         except ValueError as error:
