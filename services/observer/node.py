@@ -14,6 +14,7 @@ from services.observer.http import make_app
 from services.observer.page_server import PageServer
 from services.observer.service import SERVICE_NAME, ObserverService
 from services.runtime.membership import ControlClient
+from services.runtime.reporter import Reporter
 from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
 from services.runtime.startup import parse_listen
@@ -87,6 +88,11 @@ class ObserverNode(Resource):
         await server.set_serving(True)
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         self.address, self.report_address = page.address, server.address
+        # How it is itself, it hears as it hears of all others.
+        reporter = await stack.enter_async_context(
+            Reporter(service="observer", member_id=self.id, tls=self._tls)
+        )
+        control.on_members(reporter.update_members)
         control.update(
             address=self.report_address,
             http_address=self.address,
