@@ -7,7 +7,13 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
+
+from firsttoken.observer.v1 import observer_pb2
+from services.core import attributes as names
 from services.core.ledger import Segment
+from services.observer.books import Books
+from services.observer.hearing import Teller
 from services.observer.model import (
     BubbleSum,
     Generation,
@@ -33,26 +39,27 @@ def scene(
     over_s: float = 4200.0,
     slow_since_s: float | None = None,
     seed: int = 1,
+    end_unix_s: float = NOW_UNIX_S,
     **changes: Any,
 ) -> Window:
-    """Evenly spread over the time up to now. In the last `slow_since_s` seconds prompts miss."""
+    """Evenly spread over the time up to its end; in its last `slow_since_s` prompts miss."""
     rng = random.Random(seed)
     requests = []
     for index in range(num_requests):
         ago_s = over_s * (1 - (index + 0.5) / num_requests)
         misses = slow_since_s is not None and ago_s < slow_since_s
-        requests.append(request(index, NOW_UNIX_S - ago_s, rng, misses=misses))
+        requests.append(request(index, end_unix_s - ago_s, rng, misses=misses))
     fields: dict[str, Any] = {
-        "begin_unix_s": NOW_UNIX_S - over_s,
-        "end_unix_s": NOW_UNIX_S,
+        "begin_unix_s": end_unix_s - over_s,
+        "end_unix_s": end_unix_s,
         "requests": tuple(requests),
-        "readings": tuple(readings()),
-        "bubbles": tuple(bubbles(rng)),
+        "readings": tuple(readings(end_unix_s)),
+        "bubbles": tuple(bubbles(rng, end_unix_s)),
         "members": members(),
         "generations": (
-            Generation(1, NOW_UNIX_S - 7200, {}),
+            Generation(1, end_unix_s - 7200, {}),
             Generation(
-                2, NOW_UNIX_S - 260, {"router.routing_strategy": ("kv_aware", "round_robin")}
+                2, end_unix_s - 260, {"router.routing_strategy": ("kv_aware", "round_robin")}
             ),
         ),
     }
@@ -205,10 +212,10 @@ def members() -> tuple[Member, ...]:
     )
 
 
-def readings() -> Sequence[Reading]:
+def readings(end_unix_s: float) -> Sequence[Reading]:
     found = []
     for ago_s in (50.0, 0.0):
-        unix_s = NOW_UNIX_S - ago_s
+        unix_s = end_unix_s - ago_s
         for at, worker_id in enumerate(WORKERS):
             values = {
                 ("firsttoken.worker.engine.busy", ()): 100 - ago_s * (0.2 + at / 4),
@@ -232,13 +239,55 @@ def readings() -> Sequence[Reading]:
     return found
 
 
-def bubbles(rng: random.Random) -> list[BubbleSum]:
+def bubbles(rng: random.Random, end_unix_s: float) -> list[BubbleSum]:
     stages = {"queue": 0.04, "kv_load": 0.02, "transfer": 0.004}
     return [
-        BubbleSum(NOW_UNIX_S - rng.uniform(0, 280), WORKERS[at % 3], stage, rng.expovariate(1 / s))
+        BubbleSum(end_unix_s - rng.uniform(0, 280), WORKERS[at % 3], stage, rng.expovariate(1 / s))
         for at in range(60)
         for stage, s in stages.items()
     ]
+
+
+def tell(books: Books, window: Window, *, tenant: str) -> None:
+    """Has an observer hear of the window's requests, all of them this tenant's."""
+    for service in ("gateway", "router", "tokenizer", "worker"):
+        rows = [
+            hop_row(hop, {**hop.attributes, **attributes(request, tenant)})
+            for request in window.requests
+            for hop in request.hops
+            if hop.service == service
+        ]
+        message = observer_pb2.ReportRequest(hops_json=[orjson.dumps(rows)])
+        books.hear(Teller(f"{service}-1", service, "host-1", 1), message)
+    books.close()
+
+
+def hop_row(hop: Hop, attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """As processes tell it, see services.runtime.hops."""
+    return (
+        *(hop.name, hop.trace_id, hop.span_id, hop.parent_span_id, hop.tracestate, hop.sampled),
+        int(hop.arrived_unix_s * 1e9),
+        hop.ended_s,
+        hop.first_token_s,
+        [tuple(part) for part in hop.parts],
+        [*hop.spent_s.items()],
+        [*hop.hidden_s.items()],
+        hop.error,
+        dict(attributes),
+    )
+
+
+def attributes(request: Request, tenant: str) -> dict[str, Any]:
+    return {
+        names.MODEL: request.model,
+        names.TENANT: tenant,
+        names.REQUEST_CLASS: request.request_class,
+        names.WORKER_ID: request.worker_id,
+        names.INPUT_TOKENS: request.prompt_tokens,
+        names.CACHED_TOKENS: request.cached_tokens,
+        names.OUTPUT_TOKENS: request.output_tokens,
+        names.PREDICTED_TOKENS: request.predicted_tokens,
+    }
 
 
 FINDING = {

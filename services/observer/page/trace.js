@@ -129,13 +129,20 @@ function hops(request) {
 }
 
 function whyNotHit(why) {
-  if (why.problem) return h("section", {}, h("h3", {}, "Why not a hit"), h("p", { class: "none" }, why.problem));
-  const { text, summary: told, ...rest } = why.answer;
-  return h("section", {},
-    h("h3", {}, "Why not a hit"),
-    h("p", { class: "why" }, text ?? told ?? rest.cause ?? "Nothing is known."),
-    table(flat(rest)));
+  const section = (...children) => h("section", {}, h("h3", {}, "Why not a hit"), children);
+  if (why.problem) return section(h("p", { class: "none" }, why.problem));
+  const { summary, lost_tokens: lost, evidence, also, difference, change } = why.answer;
+  return section(
+    h("div", { class: "why" },
+      h("p", {}, sentence(summary)),
+      lost ? h("p", { class: "faint" }, `${lost} tokens were computed for it.`) : null,
+      (evidence ?? []).map((each) => h("p", { class: "faint" }, sentence(each)))),
+    (also ?? []).map((each) => h("p", { class: "note" }, `Also, for ${each.lost_tokens} tokens: ${each.summary}.`)),
+    table([...flat(difference ?? {}), ...flat(change ?? {})]),
+  );
 }
+
+const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
 
 function table(rows) {
   return h("table", { class: "wide" }, h("tbody", {}, rows.map(([key, value]) => h("tr", {},
@@ -145,8 +152,8 @@ function table(rows) {
 // Of nested answers, one row a value.
 function flat(value, path = "") {
   return Object.entries(value).flatMap(([key, inner]) => {
-    const at = path ? `${path}.${key}` : key;
-    if (inner === null || inner === "") return [];
+    const at = (path ? `${path} ${key}` : key).replaceAll("_", " ");
+    if (inner === null || inner === "" || inner.length === 0) return [];
     return typeof inner === "object" && !Array.isArray(inner) ? flat(inner, at) : [[at, inner]];
   });
 }
