@@ -31,6 +31,8 @@ COMMANDS = {
     "kv": "show what the KV stores hold, and drop it",
     "probe": "say whether a process serves, for health checks",
     "bench": "measure a running mesh",
+    "why": "say why a request's prompt was not in a cache",
+    "hygiene": "show which changing text keeps prompts out of the caches",
     "replay": "show what recorded requests would have met with other settings",
 }
 
