@@ -58,7 +58,7 @@ class KvStoreNode(Resource):
         reporter = await stack.enter_async_context(
             Reporter(service="kvstore", member_id=self.id, tls=self._tls)
         )
-        control.on_members(reporter.update_members)
+        reporter.follow(control)
         settings = control.snapshot.config.kvstore
         tier2 = RedisTier(settings) if settings.redis_url else None
         self.store = await stack.enter_async_context(KvStore(_memory_tier(settings), tier2))

@@ -85,7 +85,7 @@ class RouterNode(Resource):
         InferenceService(self._mesh).add_to(server.server)
         control.on_config(self._mesh.configure)
         control.on_members(self._mesh.update_members)
-        control.on_members(reporter.update_members)
+        reporter.follow(control)
         await stack.enter_async_context(server)
         await server.set_serving(True)
         self.address = server.address

@@ -89,7 +89,7 @@ class WorkerNode(Resource):
         reporter = await stack.enter_async_context(
             Reporter(service="worker", member_id=self.id, tls=self._tls)
         )
-        self._control.on_members(reporter.update_members)
+        reporter.follow(self._control)
         self._front.hub.on_evicted = lambda keys: reporter.evicted(self.id, keys)
         self._tier = await stack.enter_async_context(KvTier(self._front, self._control))
         copier = await stack.enter_async_context(Copier())

@@ -562,6 +562,7 @@ class TelemetrySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverSettings:
+    enabled: bool = setting(True, "Tell the observer of requests, and how each process is.")
     window_minutes: float = setting(
         60.0, "For how long requests are kept.", low=1, high=1440, at_start=True
     )

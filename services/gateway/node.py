@@ -65,7 +65,7 @@ class GatewayNode(Resource):
         self._gateway.watch_server(self._server)
         control.on_config(self._gateway.configure)
         control.on_members(self._gateway.update_members)
-        control.on_members(reporter.update_members)
+        reporter.follow(control)
         reporter.watch(METRICS, self._gateway.metrics.read)
         await stack.enter_async_context(self._server)
         self.address = self._server.address

@@ -13,8 +13,8 @@ from services.observer.model import Hop, Request
 
 # The outermost first: what a request may begin with.
 REQUEST_HOPS = ("gateway.request", "router.generate", "worker.generate")
-# Of a request, all processes tell within a few tenths of a second from its end on.
-GRACE_S = 1.0
+# Processes tell now and then, so that of a request's end all have told that long after.
+GRACE_S = 1.5
 # The longest that a request may run: its first hops wait that long for the others.
 ORPHANED_S = 900.0
 MAX_TRACES = 20_000

@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, TypeAlias
 
@@ -16,18 +16,21 @@ import grpc
 
 from firsttoken.control.v1 import control_pb2
 from firsttoken.observer.v1 import observer_pb2, observer_pb2_grpc
+from services.core.config import Snapshot
 from services.core.ledger import Ledger
 from services.core.metrics import Metric, Sample
 from services.runtime import hops
 from services.runtime.channels import open_channel
 from services.runtime.lag import METRICS, LoopWatch
 from services.runtime.logs import event
+from services.runtime.membership import ControlClient
 from services.runtime.pending import Pending
 from services.runtime.tasks import end_tasks
 from services.runtime.telemetry import Attributes, TraceContext
 from services.runtime.tls import Tls
 
-FLUSH_INTERVAL_S = 0.2
+# Rarely: each message costs its sender as much as telling of thirty requests.
+FLUSH_INTERVAL_S = 0.5
 SAMPLE_INTERVAL_S = 1.0
 # Built in one turn of the loop, and sent in one message.
 PIECE_HOPS = 24
@@ -62,9 +65,13 @@ class Reporter:
             member_id=member_id, service=service, host=socket.gethostname(), pid=os.getpid()
         )
         self._tls = tls
-        # There is, or was, somebody to be told.
+        # There is, or was, somebody to be told, who wants to hear it.
         self.enabled = False
+        self._wanted = True
+        self._seen = False
+        # Of the observer; "" while there is none.
         self._address = ""
+        self._members: Sequence[control_pb2.Member] = ()
         self._pending = Pending()
         self._watched: list[Watched] = []
         # Of these, those whose metrics this stream's observer knows.
@@ -78,7 +85,6 @@ class Reporter:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Reporter:
-        self._loop_watch.__enter__()
         self._task = asyncio.create_task(self._keep_telling(), name="tell the observer")
         return self
 
@@ -99,14 +105,27 @@ class Reporter:
         self._changed.set()
         await asyncio.wait({task}, timeout=CLOSE_TIMEOUT_S)
         await end_tasks([task])
-        self._loop_watch.__exit__(None, None, None)
         self.enabled = False
 
-    def update_members(self, members: Iterable[control_pb2.Member]) -> None:
-        """Of several observers every process chooses the same, for a trace to be in one place."""
-        observers = [m for m in members if m.role == control_pb2.MEMBER_ROLE_OBSERVER]
-        self.enabled = (self.enabled or bool(observers)) and not self._closing
-        ready = [m for m in observers if m.state == control_pb2.MEMBER_STATE_READY]
+    def follow(self, control: ControlClient) -> None:
+        """Whoever is the observer, if it is wanted."""
+        control.on_config(self.configure)
+        control.on_members(self.update_members)
+
+    def configure(self, snapshot: Snapshot) -> None:
+        self._wanted = snapshot.config.observer.enabled
+        self._look_for_observer()
+
+    def update_members(self, members: Sequence[control_pb2.Member]) -> None:
+        self._members = members
+        self._look_for_observer()
+
+    def _look_for_observer(self) -> None:
+        """Of several every process chooses the same, for a trace to be in one place."""
+        found = [m for m in self._members if m.role == control_pb2.MEMBER_ROLE_OBSERVER]
+        self._seen = self._seen or bool(found)
+        self.enabled = self._seen and self._wanted and not self._closing
+        ready = [m for m in found if m.state == control_pb2.MEMBER_STATE_READY and self._wanted]
         address = min(ready, key=lambda member: member.id).address if ready else ""
         if address != self._address:
             self._address = address
@@ -185,19 +204,23 @@ class Reporter:
     async def _tell(self, address: str) -> None:
         """Hold one stream for as long as it lives, and `address` is the observer's."""
         try:
-            async with open_channel(address, self._tls) as channel:
-                call = observer_pb2_grpc.ObserverServiceStub(channel).Report()
-                try:
-                    await call.write(self._first_message())
-                    self._lost = False
-                    await self._tell_what_comes(call, address)
-                finally:
-                    call.cancel()
+            with self._loop_watch:
+                async with open_channel(address, self._tls) as channel:
+                    await self._tell_through(channel, address)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else "it has ended"
             self._note_lost(address, reason or "")
         except Exception:  # a defect: better to begin again than to be mute from now on
             logger.exception("telling the observer failed")
+
+    async def _tell_through(self, channel: grpc.aio.Channel, address: str) -> None:
+        call = observer_pb2_grpc.ObserverServiceStub(channel).Report()
+        try:
+            await call.write(self._first_message())
+            self._lost = False
+            await self._tell_what_comes(call, address)
+        finally:
+            call.cancel()
 
     async def _tell_what_comes(self, call: ReportCall, address: str) -> None:
         sampled_s = time.monotonic()

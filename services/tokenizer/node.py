@@ -52,7 +52,7 @@ class TokenizerNode(Resource):
         reporter = await stack.enter_async_context(
             Reporter(service="tokenizer", member_id=self.id, tls=self._tls)
         )
-        control.on_members(reporter.update_members)
+        reporter.follow(control)
         encoder = await asyncio.to_thread(load_encoder, config.mesh)
         threads = ThreadPoolExecutor(config.tokenizer.threads, thread_name_prefix="encode")
         # Waiting for threads would block the loop.

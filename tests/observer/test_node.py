@@ -154,7 +154,7 @@ async def test_what_makes_no_sense_is_refused_and_the_observer_goes_on() -> None
 
 async def test_each_field_of_a_hop_is_checked() -> None:
     good = orjson.loads(hops.encode([told()], 0))[0]
-    bad = {
+    bad: dict[int, list[Any]] = {
         1: ["", "x", 7, None],
         2: ["0" * 15],
         3: ["zz"],
