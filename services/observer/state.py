@@ -28,11 +28,11 @@ from services.observer.state_fields import (
     Figures,
     FindingRow,
     GenerationRow,
-    Headline,
     SlowRequest,
     State,
     Timeline,
 )
+from services.observer.state_headline import headline
 from services.observer.state_mesh import MAX_MEMBERS, NOW_S, bubbles, members, queues
 
 MAX_STATE_BYTES = 200_000
@@ -57,7 +57,7 @@ def make_state(
         now_unix_s=seconds(now_unix_s),
         begin_unix_s=seconds(window.begin_unix_s),
         generation=max([*numbers, *(member.generation for member in window.members)], default=0),
-        headline=_headline(window, rows),
+        headline=headline(window, rows, now, before),
         num_requests=len(window.requests),
         num_failed=sum(bool(request.error) for request in window.requests),
         num_dropped=window.num_dropped,
@@ -78,14 +78,6 @@ def make_state(
         findings=rows,
         generations=[_generation(each) for each in window.generations[-MAX_GENERATIONS:]],
     )
-
-
-def _headline(window: Window, findings: Sequence[FindingRow]) -> Headline:
-    if findings:
-        return Headline(level=findings[0]["severity"], text=findings[0]["summary"])
-    if not window.requests:
-        return Headline(level="idle", text="No request has come yet.")
-    return Headline(level="healthy", text="Healthy: nothing stands out.")
 
 
 def _now_and_before(history: History, now_unix_s: float) -> tuple[Figures | None, Figures | None]:

@@ -46,9 +46,9 @@ class State(TypedDict):
 
 
 class Headline(TypedDict):
-    # "idle" (no request yet), "healthy", or that of the first finding: "warning", "critical".
+    # "idle" (too few requests to judge), "healthy", "warning" or "critical".
     level: str
-    # One sentence.
+    # The first finding; without one, what the figures say. A sentence or two.
     text: str
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import random
+import re
 from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 
 import orjson
@@ -76,6 +77,33 @@ def test_the_headline_is_the_first_finding() -> None:
     assert state["headline"] == {"level": "critical", "text": FINDING["summary"]}
     assert [finding["cause"] for finding in state["findings"]] == [FINDING["cause"], "loop_lag"]
     assert make_state(scene(50), [])["headline"]["level"] == "healthy"
+
+
+def test_few_requests_are_not_called_healthy() -> None:
+    assert make_state(scene(1), [])["headline"] == {
+        "level": "idle",
+        "text": "1 request so far: too few to judge.",
+    }
+
+
+def test_without_a_finding_the_figures_speak() -> None:
+    slow = make_state(scene(1000, slow_since_s=250), [])["headline"]
+    assert slow["level"] == "warning"
+    assert re.fullmatch(
+        r"The (median|P95) first token comes \d\.\d times as late as 60 minutes ago\. Most of that"
+        r" is prefill, \d+ to \d+ ms; no rule says why\.",
+        slow["text"],
+    )
+
+
+def test_failures_without_a_finding_are_said() -> None:
+    requests = scene(100, over_s=280).requests
+    failed = [dataclasses.replace(each, error="QUEUE_FULL", ttft_s=None) for each in requests[:30]]
+    state = make_state(scene(1, requests=(*failed, *requests[30:])), [])
+    assert state["headline"] == {
+        "level": "warning",
+        "text": "30 % of the requests of the last minutes failed, 30 in all.",
+    }
 
 
 def test_now_is_compared_with_an_hour_before() -> None:

@@ -40,7 +40,7 @@ export function points(now, before) {
   if (now === null || before === null) return "";
   const rounded = Math.round((now - before) * 100);
   if (rounded === 0) return "same";
-  return `${rounded > 0 ? "+" : "−"}${Math.abs(rounded)} points`;
+  return `${rounded > 0 ? "+" : "−"}${Math.abs(rounded)} pts`;
 }
 
 const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });

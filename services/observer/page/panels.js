@@ -16,12 +16,13 @@ export function showVerdict(state) {
   const words = { healthy: "Healthy", warning: "Warning", critical: "Critical", idle: "Waiting" };
   show(byId("level"), level, () => [sign(level), words[level] ?? level]);
   show(byId("headline"), text, () => tight(text));
-  show(byId("next"), [level, state.findings.length, state.generation], () => {
+  show(byId("next"), [level, state.findings.length, count(state.num_requests)], () => {
     if (state.findings.length) {
       const more = state.findings.length - 1;
       return h("a", { href: "#findings-title" }, `Evidence and remedy${more ? ` · ${more} more` : ""}`);
     }
-    return level === "idle" ? ["Send one: ", h("code", {}, 'firsttoken generate "Why is the sky blue?"')] : "";
+    if (level === "idle") return ["Send one: ", h("code", {}, 'firsttoken generate "Why is the sky blue?"')];
+    return `The doctor looked at ${count(state.num_requests)} requests.`;
   });
   const late = state.now ? duration(state.now.p95_s) : "";
   document.title = [{ critical: "✖", warning: "▲" }[level], late && `P95 ${late}`, "firsttoken"]

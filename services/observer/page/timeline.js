@@ -177,7 +177,7 @@ export class Timeline {
 function ceiling(seconds) {
   if (seconds <= 0) return 0.01;
   const power = 10 ** Math.floor(Math.log10(seconds));
-  return [1, 2, 4, 6, 8, 10].find((factor) => factor * power >= seconds) * power;
+  return [1, 1.2, 1.6, 2, 3, 4, 5, 6, 8, 10].find((factor) => factor * power >= seconds) * power;
 }
 
 // A step line; what is missing leaves a gap. Its own scale: it shows when, not how much.
