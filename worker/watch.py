@@ -69,6 +69,8 @@ class WatchHub:
         """A new core, with an empty cache: every watcher starts over."""
         self._incarnation = incarnation
         self._sequence += 1
+        if self._keys and self.on_evicted is not None:
+            self.on_evicted(list(self._keys))
         self._keys = {}
         self.load = EMPTY_LOAD._replace(num_blocks_total=num_blocks)
         for watcher in self._watchers:

@@ -100,9 +100,11 @@ def place(found: Mapping[str, Any]) -> str:
     """Where in the chat, as far as that is known."""
     if found["character"] is None:
         return ""
-    if found["message"] is None:
-        return f", character {found['character']}"
-    return f", message {found['message']} ({found['role']}), character {found['character']}"
+    text = f"character {found['character']}"
+    if found.get("end_character") is not None:
+        text = f"characters {found['character']} to {found['end_character']}"
+    message = "" if found["message"] is None else f", message {found['message']} ({found['role']})"
+    return f"{message}, {text}"
 
 
 def _shown(text: str) -> str:

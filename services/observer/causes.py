@@ -192,10 +192,8 @@ def _evicted(case: Case, holdings: Sequence[Holding], lost: int) -> Finding | No
         and holding.had_s < past.had_kv_s <= holding.dropped_s + 1.0
     ]
     brought = sum(request.prompt_tokens - request.cached_tokens for request in between)
-    summary = (
-        f"{holding.worker_id} dropped it {at - holding.dropped_s:.1f} s before, to make room for"
-        " others"
-    )
+    summary = f"{holding.worker_id} dropped it {at - holding.dropped_s:.1f} s before"
+    summary += ", to make room for others" if brought else ""
     evidence = (
         f"it was last used there {at - holding.had_s:.1f} s before",
         f"in between {len(between)} requests brought {brought} new prompt tokens there",

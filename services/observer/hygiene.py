@@ -36,8 +36,9 @@ MOST_SITES = 10
 FAITHFUL_WITHIN = 0.03
 MOST_SIGHTS = 32
 MOST_VALUES = 3
-# Only these choose by where prefixes are.
-_BY_PREFIX = ("kv_aware", "prefix_aware")
+# Choose by where prefixes are; the first also by how much each worker has had to compute.
+_EVEN = "kv_aware"
+_BY_PREFIX = (_EVEN, "prefix_aware")
 
 _ADVICE = {
     Kind.TIME_STAMP: "move the time behind what does not change, or round it",
@@ -228,8 +229,7 @@ class _Model:
         """With what is at `sites` cut out of all prompts."""
         gone = frozenset(sites)
         chained = [self._chained(number, gone) for number in range(len(self._past))]
-        by_prefix = self._requests[-1].strategy in _BY_PREFIX
-        return _share(self._replay(chained, by_prefix=by_prefix)[self._first_counted :])
+        return _share(self._replay(chained)[self._first_counted :])
 
     def lost_tokens(self, found: Found) -> int:
         """Behind the site, what prompts have in common with others, up to the next place."""
@@ -246,23 +246,26 @@ class _Model:
         num_tokens = len(packed) // BYTES_PER_TOKEN
         return Chained(chain, num_tokens, prompt.block_tokens, past.worker_id)
 
-    def _replay(self, chained: Sequence[Chained], *, by_prefix: bool) -> list[tuple[int, int]]:
-        """Cached and all tokens of each prompt, one after the other.
-
-        A router that looks at prefixes sends a prompt where most of it is, and with none
-        where it went; any other one sends it where it went.
-        """
-        caches: dict[str, Cache] = defaultdict(lambda: Cache(self._cache_blocks))
+    def _replay(self, chained: Sequence[Chained]) -> list[tuple[int, int]]:
+        """Cached and all tokens of each prompt, one after the other."""
+        strategy = self._requests[-1].strategy
+        caches = {each.worker_id: Cache(self._cache_blocks) for each in chained}
+        computed = dict.fromkeys(caches, 0)
         results = []
         for each in chained:
             chosen = each.worker_id
-            if by_prefix:
-                had = {worker: cache.match(each.usable) for worker, cache in caches.items()}
-                most = max(had.values(), default=0)
-                if had.get(chosen, 0) < most:
-                    chosen = max(had, key=lambda worker: had[worker])
+            if strategy in _BY_PREFIX:
+                costs = {
+                    worker: each.num_tokens - cache.match(each.usable) * each.block_tokens
+                    for worker, cache in caches.items()
+                }
+                if strategy == _EVEN:
+                    costs = {worker: cost + computed[worker] for worker, cost in costs.items()}
+                # Of equals, where it went.
+                chosen = min(costs, key=lambda worker: (costs[worker], worker != each.worker_id))
             cached = caches[chosen].match(each.usable) * each.block_tokens
             caches[chosen].use(each.chain)
+            computed[chosen] += each.num_tokens - cached
             results.append((cached, each.num_tokens))
         return results
 
@@ -304,9 +307,11 @@ def _describe(
         "advice": _ADVICE[found.kind or Kind.TEXT],
     }
     if found.form is not None and show_text:
-        described["before"] = found.sights[-1].before
-        described["after"] = found.sights[-1].after
-        described["examples"] = [each.text for each in found.sights[-MOST_VALUES:]]
+        latest = found.sights[-1]
+        whole = latest.before + latest.text + latest.after
+        start, end = found.form.locate(latest)
+        described["before"], described["after"] = whole[:start], whole[end:]
+        described["examples"] = [found.form.cut_out(each) for each in found.sights[-MOST_VALUES:]]
     return described
 
 

@@ -70,6 +70,10 @@ class Form(NamedTuple):
             return match.span()
         return len(sight.before), len(sight.before) + len(sight.text)
 
+    def cut_out(self, sight: Sight) -> str:
+        """What has the form."""
+        return (sight.before + sight.text + sight.after)[slice(*self.locate(sight))]
+
 
 def name_form(sights: Sequence[Sight]) -> Form:
     """`sights`: of several prompts."""

@@ -76,12 +76,13 @@ def explain(
     }
     parting = _Parting(*nearest(own.prompt, earlier))
     change = _change(case, parting, spelling)
-    findings = _findings(case, parting, change, _Reader(own.prompt, spelling))
+    where = _Reader(own.prompt, spelling)
+    findings = _findings(case, parting, change, where)
     document |= _told(findings[0])
     document["also"] = [_told(finding) for finding in findings[1:]]
     document["difference"] = _difference(case, parting, spelling, show_text=show_text)
     if change is not None:
-        document["change"] = _describe(own, change, spelling, show_text=show_text)
+        document["change"] = _describe(change, where, show_text=show_text)
     return document
 
 
@@ -175,7 +176,7 @@ def _of_change(case: Case, change: Change | None, where: _Reader) -> Finding | N
     if lost <= 0:
         return None
     lost_tokens = min(lost * size, case.lost_tokens(case.usable_blocks))
-    place = where.describe(change.start, change.end)
+    place = where.describe(change)
     what = f"a {change.kind.value}" if change.kind is not Kind.TEXT else "text that changes"
     summary = (
         f"{what} in {place} is other in each of {change.num_compared} prompts that are alike;"
@@ -210,22 +211,31 @@ def _first_of_its_kind(case: Case, parting: _Parting, lost: int) -> Finding:
 
 
 class _Reader:
-    """Says where tokens are, as exactly as is known."""
+    """Says where something that changes is, as exactly as is known."""
 
     def __init__(self, prompt: KeptPrompt, spelling: Spelling | None) -> None:
         self._token_ids = prompt.token_ids
         self._spelling = spelling
 
-    def describe(self, start: int, end: int) -> str:
-        if self._spelling is None:
-            return f"tokens {start} to {end}"
-        first = self._spelling.place(self._token_ids, start)
-        last = self._spelling.place(self._token_ids, max(start, end - 1))
-        size = len(self._spelling.text(self._token_ids[max(start, end - 1) : end]))
-        characters = f"characters {first.character} to {last.character + size}"
-        if first.message is None:
+    def place(self, change: Change) -> tuple[Place, int] | None:
+        """Of all that has the form, and its last character; None without a spelling."""
+        if self._spelling is None or change.form is None:
+            return None
+        place = self._spelling.place(self._token_ids, change.start)
+        own = change.sights[0]
+        first, last = change.form.locate(own)
+        character = max(0, place.character + first - len(own.before))
+        return place._replace(character=character), character + last - first
+
+    def describe(self, change: Change) -> str:
+        found = self.place(change)
+        if found is None:
+            return f"tokens {change.start} to {change.end}"
+        place, end = found
+        characters = f"characters {place.character} to {end}"
+        if place.message is None:
             return f"{characters} of the text"
-        return f"message {first.message} ({first.role}), {characters}"
+        return f"message {place.message} ({place.role}), {characters}"
 
 
 def _difference(
@@ -260,22 +270,22 @@ def _placed(prompt: KeptPrompt, token: int, spelling: Spelling | None) -> dict[s
     }
 
 
-def _describe(
-    past: Past, change: Change, spelling: Spelling | None, *, show_text: bool
-) -> dict[str, Any]:
+def _describe(change: Change, where: _Reader, *, show_text: bool) -> dict[str, Any]:
+    place, end = where.place(change) or (None, None)
     found: dict[str, Any] = {
-        "kind": change.kind.value if change.form else None,
+        "kind": change.form.kind.value if change.form is not None else None,
         "start_token": change.start,
         "end_token": change.end,
-        **_placed(past.prompt, change.start, spelling),
+        "message": place.message if place is not None else None,
+        "role": place.role if place is not None else "",
+        "character": place.character if place is not None else None,
+        "end_character": end,
         "agreed_tokens_behind": change.agreed_behind,
         "compared_prompts": change.num_compared,
         "values": change.num_values,
         "more_places_behind": change.num_more,
     }
     if change.form is not None and show_text:
-        first = change.sights[0]
-        whole = first.before + first.text + first.after
-        found["text"] = whole[slice(*change.form.locate(first))]
-        found["others"] = [each.text for each in change.sights[1 : 1 + MOST_VALUES]]
+        values = [change.form.cut_out(each) for each in change.sights[: 1 + MOST_VALUES]]
+        found["text"], found["others"] = values[0], values[1:]
     return found

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from worker.messages import StepReport, StoredBlock
 from worker.watch import EMPTY_LOAD, MAX_BACKLOG, BlocksEvent, LoadEvent, SnapshotEvent, WatchHub
@@ -84,6 +85,17 @@ async def test_a_new_core_has_an_empty_cache_and_another_name() -> None:
 
     assert isinstance(event, SnapshotEvent)
     assert (event.incarnation, event.prefix_keys) == ("second", ())
+
+
+def test_what_was_evicted_is_told_and_so_is_what_a_core_took_along() -> None:
+    hub = new_hub()
+    told: list[Sequence[bytes]] = []
+    hub.on_evicted = told.append
+    hub.apply(report(stored=[b"a", b"b", b"c"]))
+    hub.apply(report(evicted=[b"b"]))
+    hub.restart("second", num_blocks=4)
+
+    assert told == [[b"b"], [b"a", b"c"]]
 
 
 async def test_load_is_told_when_there_is_nothing_else_to_say() -> None:
