@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -70,7 +71,9 @@ class Api:
         return as_json([rows.describe(each) for each in newest[:limit]])
 
     async def metrics(self, request: HttpRequest) -> Response:
-        rendered = render(self._books.families(), request.headers.get("accept", ""))
+        # Of a large mesh it takes longer than others should wait.
+        accept = request.headers.get("accept", "")
+        rendered = await asyncio.to_thread(render, self._books.families(), accept)
         return Response(rendered.body, headers={"content-type": rendered.content_type})
 
     async def trace(self, request: HttpRequest) -> Response:

@@ -16,7 +16,7 @@ from services.core.metrics import Metric, Sample
 
 # How often the loop is asked to wake us; how late it does is the lag. A loop's timers are
 # exact to a millisecond.
-PROBE_INTERVAL_S = 0.05
+PROBE_INTERVAL_S = 0.25
 # Quantiles are of the last one or two of these.
 PERIOD_S = 30.0
 QUANTILES = (0.5, 0.99, 1.0)
