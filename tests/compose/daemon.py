@@ -47,7 +47,11 @@ def own_docker() -> Iterator[dict[str, str]]:
             stderr=log,
             start_new_session=True,
         )
-        environment = {**os.environ, "DOCKER_HOST": socket}
+        environment = {
+            **os.environ,
+            "DOCKER_HOST": socket,
+            "DOCKER_CONFIG": f"{directory}/config",
+        }
         try:
             _wait_until_up(daemon, environment, directory / "dockerd.log")
             yield environment
