@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 from services.core.errors import InvalidArgument
 from services.observer import doctor, hygiene, why
 from services.observer.books import Books
+from services.observer.doctor.clues import clues_of
+from services.observer.past import read_past
 from services.observer.spelling import Spelling
 from services.runtime.logs import event
 
@@ -68,8 +70,13 @@ class Answers:
         return await self._work_out(report)
 
     async def _diagnose(self) -> dict[str, Any]:
-        window = self._books.window()
-        return await self._work_out(lambda: doctor.report(window))
+        window, prompts = self._books.window(), self._books.prompts.snapshot()
+        hygiene_report = await self.hygiene()
+
+        def diagnose() -> dict[str, Any]:
+            return doctor.report(window, clues_of(read_past(window, prompts), hygiene_report))
+
+        return await self._work_out(diagnose)
 
     async def _work_out(self, work: Callable[[], T]) -> T:
         async with self._one_at_a_time:
