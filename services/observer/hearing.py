@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import orjson
-
 from firsttoken.observer.v1 import observer_pb2
 from services.core.errors import InvalidArgument
 from services.core.keys import split_keys
@@ -41,7 +39,7 @@ def read_hops(batch: bytes, teller: Teller) -> list[Hop]:
     """Raises InvalidArgument for what is no batch of hops."""
     try:
         return [_to_hop(row, teller) for row in hops.decode(batch)]
-    except (orjson.JSONDecodeError, TypeError, ValueError, KeyError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise InvalidArgument.of("hops_json", f"must be hops of this version: {error}") from None
 
 
@@ -122,6 +120,7 @@ def _attributes(given: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"attributes must be an object of at most {MAX_ATTRIBUTES}")
     found: dict[str, Any] = {}
     for name, value in given.items():
+        _text(name)
         if isinstance(value, str):
             found[name] = value[:MAX_VALUE_CHARACTERS]
         elif isinstance(value, bool | int | float) or _is_plain_list(value):

@@ -14,7 +14,7 @@ from services.observer.model import Hop, Request
 # The outermost first: what a request may begin with.
 REQUEST_HOPS = ("gateway.request", "router.generate", "worker.generate")
 # Processes tell now and then, so that of a request's end all have told that long after.
-GRACE_S = 1.5
+GRACE_S = 2.0
 # The longest that a request may run: its first hops wait that long for the others.
 ORPHANED_S = 900.0
 MAX_TRACES = 20_000

@@ -15,6 +15,7 @@ from services.runtime.telemetry import TraceContext
 class Hop(NamedTuple):
     """One request in one process, in the order of its JSON array.
 
+    There, its attributes are two fields: the place of their names, and a list of values.
     Durations are seconds on that process's monotonic clock, from the arrival on.
     """
 
@@ -59,17 +60,24 @@ class Told(NamedTuple):
 def encode(told: Iterable[Told], wall_offset_ns: int) -> bytes:
     """`wall_offset_ns`: what the wall clock is ahead of the monotonic one.
 
+    Names of attributes are there once for all hops that have the same: half of the bytes.
     Raises TypeError for what JSON cannot say.
     """
-    return orjson.dumps([_row(each, wall_offset_ns) for each in told])
+    places: dict[tuple[str, ...], int] = {}
+    rows = [_row(each, wall_offset_ns, places) for each in told]
+    return orjson.dumps((list(places), rows))
 
 
 def decode(data: bytes) -> list[Hop]:
-    """Raises ValueError, or TypeError; the types of fields are not checked."""
-    return [Hop(*row) for row in orjson.loads(data)]
+    """Raises ValueError, LookupError or TypeError; the types of fields are not checked."""
+    names, rows = orjson.loads(data)
+    return [
+        Hop(*row, dict(zip(names[place], values, strict=True)))
+        for *row, place, values in rows
+    ]
 
 
-def _row(told: Told, wall_offset_ns: int) -> tuple[Any, ...]:
+def _row(told: Told, wall_offset_ns: int, places: dict[tuple[str, ...], int]) -> tuple[Any, ...]:
     """Plain tuples: orjson takes no others."""
     name, context, parent_span_id, ledger, attributes, error, ended_s = told
     trace_id, span_id, sampled, tracestate = context
@@ -88,5 +96,6 @@ def _row(told: Told, wall_offset_ns: int) -> tuple[Any, ...]:
         list(ledger.sums_s()),
         list(ledger.hidden_s.items()),
         clip(error, MAX_MESSAGE_BYTES) if error else "",
-        attributes,
+        places.setdefault(tuple(attributes), len(places)),
+        list(attributes.values()),
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import random
 import re
-import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -46,7 +46,7 @@ class TraceContext(NamedTuple):
         if (
             version == "ff"
             or (version == "00" and more)
-            or not int(trace_id, 16) * int(span_id, 16)
+            or not (trace_id.strip("0") and span_id.strip("0"))
         ):
             return cls.new()
         tracestate = ",".join(states)
@@ -57,7 +57,7 @@ class TraceContext(NamedTuple):
     def child(self, *, sampled: bool | None = None) -> TraceContext:
         """A new span in this trace; `sampled` settles what nobody had decided."""
         decided = self.sampled if self.sampled is not None else sampled
-        return self._replace(span_id=_random_id(8), sampled=decided)
+        return TraceContext(self.trace_id, _random_id(8), decided, self.tracestate)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The pairs that carry it to the next hop. It must be a span: see `child`."""
@@ -68,6 +68,7 @@ class TraceContext(NamedTuple):
 
 
 def _random_id(num_bytes: int) -> str:
-    while not any(value := secrets.token_bytes(num_bytes)):
+    """Not for secrets: the system's own source costs a call of the kernel each time."""
+    while not (value := random.getrandbits(8 * num_bytes)):
         pass
-    return value.hex()
+    return f"{value:0{2 * num_bytes}x}"

@@ -143,7 +143,7 @@ async def test_what_makes_no_sense_is_refused_and_the_observer_goes_on() -> None
         assert "sender: " in await refusal(observed, observer_pb2.ReportRequest())
         nameless = observer_pb2.ReportRequest(sender=nobody)
         assert "sender.member_id: " in await refusal(observed, nameless)
-        for batch in (b"nonsense", b"[[1, 2]]", b'{"a": 1}', b"[" * 100_000):
+        for batch in (b"nonsense", b"[[], [[1, 2]]]", b'{"a": 1}', b"[" * 100_000):
             bad = observer_pb2.ReportRequest(sender=SENDER, hops_json=[batch])
             assert "hops_json: " in await refusal(observed, bad)
         empty = observer_pb2.ReportRequest(sender=SENDER, prompts=[observer_pb2.Prompt()])
@@ -153,7 +153,7 @@ async def test_what_makes_no_sense_is_refused_and_the_observer_goes_on() -> None
 
 
 async def test_each_field_of_a_hop_is_checked() -> None:
-    good = orjson.loads(hops.encode([told()], 0))[0]
+    names, [good] = orjson.loads(hops.encode([told()], 0))
     bad: dict[int, list[Any]] = {
         1: ["", "x", 7, None],
         2: ["0" * 15],
@@ -166,13 +166,14 @@ async def test_each_field_of_a_hop_is_checked() -> None:
         10: [[["queue", "x"]], 7],
         11: [[[1, 2]]],
         12: [None],
-        13: [[], None],
+        13: [1, -2, None],
+        14: [[1], None],
     }
     async with observing() as observed:
         for place, values in bad.items():
             for value in values:
                 row = [*good[:place], value, *good[place + 1 :]]
-                batch = orjson.dumps([row])
+                batch = orjson.dumps([names, [row]])
                 bad_hop = observer_pb2.ReportRequest(sender=SENDER, hops_json=[batch])
                 assert "hops_json: " in await refusal(observed, bad_hop), (place, value)
         observed.books.check_integrity()

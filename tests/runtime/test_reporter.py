@@ -37,6 +37,7 @@ OBSERVER = control_pb2.Member(
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "GRACE_S", 0.05)
+    monkeypatch.setattr(reporter_module, "INTERVAL_S", 0.1)
 
 
 class Pair(NamedTuple):
@@ -105,10 +106,7 @@ async def test_what_cannot_be_told_is_dropped_and_the_rest_told() -> None:
         await eventually(lambda: pair.observer.books.num_dropped == 1)
 
 
-async def test_bubbles_are_summed_and_samples_told_by_themselves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(reporter_module, "SAMPLE_INTERVAL_S", 0.05)
+async def test_bubbles_are_summed_and_samples_told_by_themselves() -> None:
     metric = Metric("firsttoken.test.level", "{thing}", "Things.", False)
     async with observed() as pair:
         books = pair.observer.books

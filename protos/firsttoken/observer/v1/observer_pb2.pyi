@@ -40,9 +40,8 @@ class ReportRequest(_message.Message):
 
     @_builtins.property
     def hops_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Requests as they went here: JSON arrays of hops, each an array in the order of the fields
-        of Hop in services/runtime/hops.py. A message of its own for each would cost its sender
-        several times as much.
+        """Requests as they went here: batches of hops in JSON, see services/runtime/hops.py. A message
+        of its own for each would cost its sender several times as much.
         """
 
     @_builtins.property
