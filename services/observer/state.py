@@ -189,7 +189,9 @@ def _generation(generation: Generation) -> GenerationRow:
 
 
 def _setting(key: str, value: object) -> str:
-    """As anyone may see it."""
+    """As anyone may see it; "" for none."""
+    if value is None:
+        return ""
     if key.startswith("tenants"):
         return "(not shown)"
     return name(without_password(str(value)) if key.endswith("redis_url") else value)

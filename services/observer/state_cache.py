@@ -52,15 +52,24 @@ def _cached(request: Request) -> int:
 
 
 def _predicted(answered: Sequence[Request]) -> Predicted:
-    told = [request for request in answered if request.predicted_tokens is not None]
-    off_by = [_cached(request) - (request.predicted_tokens or 0) for request in told]
+    num, prompt, predicted, cached, over = 0, 0, 0, 0, 0
+    for request in answered:
+        expected = request.predicted_tokens
+        if expected is not None:
+            found = _cached(request)
+            num += 1
+            prompt += request.prompt_tokens
+            predicted += expected
+            cached += found
+            if expected > found:
+                over += expected - found
     return Predicted(
-        num_requests=len(told),
-        prompt_tokens=sum(request.prompt_tokens for request in told),
-        predicted_tokens=sum(request.predicted_tokens or 0 for request in told),
-        cached_tokens=sum(_cached(request) for request in told),
-        over_tokens=-sum(min(difference, 0) for difference in off_by),
-        under_tokens=sum(max(difference, 0) for difference in off_by),
+        num_requests=num,
+        prompt_tokens=prompt,
+        predicted_tokens=predicted,
+        cached_tokens=cached,
+        over_tokens=over,
+        under_tokens=cached + over - predicted,
     )
 
 

@@ -37,7 +37,8 @@ def _failing(now: Figures | None) -> str:
     share = now["num_failed"] / now["num_requests"]
     if share < FAILED_SHARE:
         return ""
-    return f"{share * 100:.0f} % of the requests of the last minutes failed, {now['num_failed']} in all."
+    failed = now["num_failed"]
+    return f"{share * 100:.0f} % of the requests of the last minutes failed, {failed} in all."
 
 
 def _later(now: Figures | None, before: Figures | None) -> str:
