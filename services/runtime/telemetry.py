@@ -69,6 +69,6 @@ class TraceContext(NamedTuple):
 
 def _random_id(num_bytes: int) -> str:
     """Not for secrets: the system's own source costs a call of the kernel each time."""
-    while not (value := random.getrandbits(8 * num_bytes)):
+    while not (value := random.randbytes(num_bytes).hex()).strip("0"):
         pass
-    return f"{value:0{2 * num_bytes}x}"
+    return value
