@@ -15,6 +15,7 @@ from typing import NamedTuple
 from prometheus_client import Metric as PrometheusMetric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.samples import Exemplar
 
 from services.core.metrics import Labels, Metric
 from services.observer.series import Family, Kind, Point
@@ -80,8 +81,11 @@ def _add_buckets(
 ) -> None:
     bounds = [*map(str, family.bounds), "+Inf"]
     cumulative = list(itertools.accumulate(point.counts))
-    for bound, count in zip(bounds, cumulative, strict=True):
-        told.add_sample(f"{name}_bucket", {**labels, "le": bound}, count)
+    for bound, count, example in zip(bounds, cumulative, point.examples, strict=True):
+        exemplar = None
+        if example is not None:
+            exemplar = Exemplar({"trace_id": example.trace_id}, example.value, example.unix_s)
+        told.add_sample(f"{name}_bucket", {**labels, "le": bound}, count, exemplar=exemplar)
     told.add_sample(f"{name}_count", labels, cumulative[-1])
     told.add_sample(f"{name}_sum", labels, point.value)
 

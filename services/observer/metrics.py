@@ -146,15 +146,21 @@ class Metrics:
         )
         yield Family(_MEMBERS, Kind.GAUGE, tuple(members))
         yield Family(_GENERATION, Kind.GAUGE, (Point((), self._generation),))
-        dropped = (Point((), count, (), *sender) for sender, count in self._dropped.items())
+        # Also where there are none: what is not there does not grow.
+        dropped = (
+            Point((), self._dropped.get(sender, 0), (), *sender)
+            for sender in self._told.keys() | self._dropped.keys()
+        )
         yield Family(_DROPPED, Kind.COUNTER, tuple(dropped))
         yield Family(_REFUSED, Kind.COUNTER, (Point((), self._num_refused),))
 
     def _families_told(self, now_unix_s: float) -> Iterator[Family]:
         points: dict[str, list[Point]] = {}
-        for sender, series in self._told.items():
+        for sender, series in list(self._told.items()):
             for key in [k for k, told in series.items() if now_unix_s - told.unix_s > STALE_S]:
                 del series[key]
+            if not series:
+                del self._told[sender]
             for (name, labels), told in series.items():
                 points.setdefault(name, []).append(Point(labels, told.value, (), *sender))
         for name, found in points.items():

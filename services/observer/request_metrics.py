@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from services.core.attributes import ERROR_TYPE, OPERATION
+from services.core.attributes import ERROR_TYPE, MODEL, OPERATION
 from services.core.ledger import Segment
 from services.observer.model import Request
-from services.observer.series import Counter, Family, Histogram, Names
+from services.observer.series import Counter, Example, Family, Histogram, Names
 
 # Told apart; those that come later share a name.
 MAX_TENANTS = 50
@@ -16,7 +16,7 @@ MAX_CLASSES = 4
 MAX_ERRORS = 32
 MAX_HIDDEN = 32
 
-PROVIDER = "firsttoken"
+PROVIDER = "gen_ai.provider.name"
 UNKNOWN_ERROR = "_OTHER"
 # What callers did, or wanted: no fault of the mesh.
 CALLERS_OWN = frozenset(
@@ -78,7 +78,7 @@ class RequestMetrics:
             "request_class": self._classes.of(request.request_class),
         }
         error = self._errors.of(_error_type(request)) if request.error else ""
-        self._requests.add(1, **who, error__type=error)
+        self._requests.add(1, {**who, ERROR_TYPE: error})
         self._add_conventional(request, who, error)
         self._add_cache(request, who)
         self._add_extras(request)
@@ -200,32 +200,33 @@ class RequestMetrics:
 
     def _add_conventional(self, request: Request, who: dict[str, str], error: str) -> None:
         common = {
-            "gen_ai__operation__name": _operation(request),
-            "gen_ai__provider__name": PROVIDER,
-            "gen_ai__request__model": self._models.of(request.model),
+            OPERATION: _operation(request),
+            PROVIDER: "firsttoken",
+            MODEL: self._models.of(request.model),
         }
-        failure = {"error__type": error} if error else {}
-        self._duration.observe(
-            request.duration_s, **common, request_class=who["request_class"], **failure
-        )
+        failure = {ERROR_TYPE: error} if error else {}
+        of_class = {**common, "request_class": who["request_class"], **failure}
+        self._duration.observe(request.duration_s, of_class)
         if request.ttft_s is not None:
-            self._ttft.observe(request.ttft_s, **common, **who)
+            example = _example(request, request.ttft_s)
+            self._ttft.observe(request.ttft_s, {**common, **who}, example)
         if request.tpot_s is not None:
-            self._tpot.observe(request.tpot_s, **common, **who)
+            self._tpot.observe(request.tpot_s, {**common, **who})
 
     def _add_ledger(self, request: Request, ttft_s: float, request_class: str) -> None:
+        of_class = {"request_class": request_class}
         for segment in Segment:
             spent_s = max(0.0, request.spent_s.get(segment, 0.0))
-            self._segments.observe(spent_s, segment=str(segment), request_class=request_class)
+            self._segments.observe(spent_s, {"segment": str(segment), **of_class})
         residual_s = abs(request.residual_s)
-        self._residual.observe(residual_s, request_class=request_class)
+        self._residual.observe(residual_s, of_class)
         unbalanced = residual_s > max(BALANCED_S, BALANCED_SHARE * ttft_s)
-        self._unbalanced.add(unbalanced, request_class=request_class)
+        self._unbalanced.add(unbalanced, of_class)
         for name, duration_s in request.hidden_s.items():
-            self._beside.add(max(0.0, duration_s), work=self._hidden.of(name))
-        self._positions.observe(request.queue_position, request_class=request_class)
+            self._beside.add(max(0.0, duration_s), {"work": self._hidden.of(name)})
+        self._positions.observe(request.queue_position, of_class)
         if request.batch_size:
-            self._batches.observe(request.batch_size, request_class=request_class)
+            self._batches.observe(request.batch_size, of_class)
 
     def _add_cache(self, request: Request, who: dict[str, str]) -> None:
         loaded = min(request.loaded_blocks * self.block_tokens, request.cached_tokens)
@@ -235,13 +236,13 @@ class RequestMetrics:
             "store": loaded,
         }
         for source, num_tokens in sources.items():
-            self._prompt_tokens.add(num_tokens, **who, source=source)
-        self._output_tokens.add(request.output_tokens, **who)
+            self._prompt_tokens.add(num_tokens, {**who, "source": source})
+        self._output_tokens.add(request.output_tokens, who)
         self._elsewhere.add(max(0, request.best_elsewhere_tokens - request.cached_tokens))
         if request.loaded_blocks:
             self._loads.observe(request.load_s)
-            self._expected.add(request.expected_load_s, way="load")
-            self._expected.add(request.expected_compute_s, way="compute")
+            self._expected.add(request.expected_load_s, {"way": "load"})
+            self._expected.add(request.expected_compute_s, {"way": "compute"})
 
     def _add_extras(self, request: Request) -> None:
         self._retried.add(max(0, request.attempts - 1))
@@ -263,7 +264,14 @@ class RequestMetrics:
             outcome = "failed"
         # Each is there from the first request on: what is not there is not 0 to a query.
         for each in OUTCOMES:
-            self._slo.add(each == outcome, request_class=request_class, outcome=each)
+            self._slo.add(each == outcome, {"request_class": request_class, "outcome": each})
+
+
+def _example(request: Request, ttft_s: float) -> Example | None:
+    """Where its trace is to be found."""
+    if not any(hop.sampled for hop in request.hops):
+        return None
+    return Example(request.trace_id, ttft_s, request.arrived_unix_s + ttft_s)
 
 
 def _error_type(request: Request) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from services.core.metrics import Labels, Metric
@@ -13,6 +14,7 @@ from services.core.metrics import Labels, Metric
 OTHER = "other"
 # Label sets of one metric that are told apart.
 MAX_SERIES = 2000
+NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
 
 class Kind(enum.Enum):
@@ -21,6 +23,14 @@ class Kind(enum.Enum):
     HISTOGRAM = "histogram"
     # Levels by the label `quantile`.
     SUMMARY = "summary"
+
+
+class Example(NamedTuple):
+    """One of those that a bucket counts, by its trace."""
+
+    trace_id: str
+    value: float
+    unix_s: float
 
 
 class Point(NamedTuple):
@@ -33,6 +43,8 @@ class Point(NamedTuple):
     # The process that told it; empty: the observer itself.
     service: str = ""
     member_id: str = ""
+    # Of a histogram: the latest of each bucket, where one was given.
+    examples: tuple[Example | None, ...] = ()
 
 
 class Family(NamedTuple):
@@ -67,9 +79,8 @@ class Counter:
         self.metric = Metric(name, unit, text, True)
         self._values: dict[Labels, float] = {}
 
-    def add(self, value: float, **labels: str) -> None:
-        """`labels` may name what a keyword cannot be: see `dotted`."""
-        key = _bounded(dotted(labels), self._values)
+    def add(self, value: float, labels: Mapping[str, str] = NO_LABELS) -> None:
+        key = _bounded(labels, self._values)
         self._values[key] = self._values.get(key, 0.0) + value
 
     def family(self) -> Family:
@@ -84,30 +95,37 @@ class Histogram:
         self.metric = Metric(name, unit, text, True)
         self.bounds = bounds
         self._counts: dict[Labels, list[int]] = {}
+        self._examples: dict[Labels, list[Example | None]] = {}
         self._sums: dict[Labels, float] = {}
 
-    def observe(self, value: float, **labels: str) -> None:
+    def observe(
+        self,
+        value: float,
+        labels: Mapping[str, str] = NO_LABELS,
+        example: Example | None = None,
+    ) -> None:
         """`value` is 0 at least: sums only grow."""
-        key = _bounded(dotted(labels), self._sums)
+        key = _bounded(labels, self._sums)
         if key not in self._sums:
             self._counts[key] = [0] * (len(self.bounds) + 1)
-        self._counts[key][bisect_left(self.bounds, value)] += 1
+            self._examples[key] = [None] * (len(self.bounds) + 1)
+        bucket = bisect_left(self.bounds, value)
+        self._counts[key][bucket] += 1
         self._sums[key] = self._sums.get(key, 0.0) + value
+        if example is not None:
+            self._examples[key][bucket] = example
 
     def family(self) -> Family:
         return Family(self.metric, Kind.HISTOGRAM, tuple(self._points()), self.bounds)
 
     def _points(self) -> Iterator[Point]:
         for labels, value in self._sums.items():
-            yield Point(labels, value, tuple(self._counts[labels]))
+            examples = tuple(self._examples[labels])
+            yield Point(labels, value, tuple(self._counts[labels]), examples=examples)
 
 
-def dotted(labels: dict[str, str]) -> Labels:
-    """Keywords as attributes: gen_ai__request__model is gen_ai.request.model."""
-    return tuple((name.replace("__", "."), value) for name, value in labels.items())
-
-
-def _bounded(labels: Labels, known: dict[Labels, float]) -> Labels:
-    if labels in known or len(known) < MAX_SERIES:
-        return labels
-    return tuple((name, OTHER) for name, _ in labels)
+def _bounded(labels: Mapping[str, str], known: Mapping[Labels, float]) -> Labels:
+    key = tuple(labels.items())
+    if key in known or len(known) < MAX_SERIES:
+        return key
+    return tuple((name, OTHER) for name in labels)

@@ -18,7 +18,7 @@ from services.observer.metrics import MAX_SAMPLES, STALE_S, Metrics, Sender
 from services.observer.model import BubbleSum, Member, Reading
 from services.observer.request_metrics import MAX_TENANTS
 from services.observer.series import MAX_SERIES
-from tests.observer.made import SPENT_S, a_failure, a_request
+from tests.observer.made import SPENT_S, a_failure, a_hop, a_request
 
 NOW_S = 1_800_000_000.0
 BUSY = Metric("firsttoken.worker.engine.busy", "s", "Time inside the engine.", True)
@@ -268,6 +268,23 @@ def test_openmetrics_is_for_those_who_ask_for_it() -> None:
     assert "gen_ai_server_time_to_first_token_seconds" in names
     plain = render(metrics.families(NOW_S))
     assert plain.content_type.startswith("text/plain")
+
+
+def test_a_bucket_names_the_trace_that_fell_into_it_last() -> None:
+    metrics = Metrics()
+    traces = [f"{number:032x}" for number in range(1, 4)]
+    metrics.add(a_request(ttft_s=0.07, trace_id=traces[0]))
+    metrics.add(a_request(ttft_s=0.075, trace_id=traces[1]))
+    metrics.add(a_request(ttft_s=3.0, trace_id=traces[2], hops=(a_hop(sampled=False),)))
+    rendered = render(metrics.families(NOW_S), "application/openmetrics-text; version=1.0.0")
+    read: Any = parse_open  # untyped
+    exemplars = {
+        sample.labels["le"]: sample.exemplar.labels["trace_id"]
+        for family in read(rendered.body.decode())
+        for sample in family.samples
+        if sample.exemplar
+    }
+    assert exemplars == {"0.08": traces[1]}
 
 
 @pytest.mark.parametrize(
