@@ -11,6 +11,7 @@ from firsttoken.observer.v1 import observer_pb2
 from services.core.config import Snapshot
 from services.core.errors import InvalidArgument
 from services.core.metrics import Labels, Metric
+from services.observer.effects import Effects
 from services.observer.hearing import Teller, read_eviction, read_hops, read_prompt
 from services.observer.history import History
 from services.observer.mesh_state import Configurations, to_member
@@ -36,6 +37,7 @@ class Books:
         self.readings = RecentReadings(window_s=window_s)
         self.bubbles = RecentBubbles(window_s=window_s)
         self.history = History()
+        self.effects = Effects()
         self.metrics = Metrics()
         self.prompts = PromptStore()
         self.configurations = Configurations()
@@ -64,7 +66,7 @@ class Books:
         )
         self._generation = snapshot.generation
         self.shows_text = settings.show_text
-        self.configurations.take(snapshot, time.time())
+        self.effects.add_generation(self.configurations.take(snapshot, time.time()))
 
     def update_members(self, members: Sequence[control_pb2.Member]) -> None:
         blocks = [each.worker.num_blocks for each in members if each.worker.num_blocks]
@@ -149,6 +151,7 @@ class Books:
         for request in joined.new:
             self.history.add(request, time.time())
             self.metrics.add(request)
+            self.effects.add(request)
         kept = [request for request in joined.new if self._tail.keep(request)]
         kept += [request for request in joined.completed if self._tail.would_keep(request)]
         spans = {hop.span_id for request in kept for hop in request.hops}

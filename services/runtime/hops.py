@@ -71,7 +71,10 @@ def encode(told: Iterable[Told], wall_offset_ns: int) -> bytes:
 def decode(data: bytes) -> list[Hop]:
     """Raises ValueError, LookupError or TypeError; the types of fields are not checked."""
     names, rows = orjson.loads(data)
-    return [Hop(*row, dict(zip(names[place], values, strict=True))) for *row, place, values in rows]
+    return [
+        Hop._make([*row, dict(zip(names[place], values, strict=True))])
+        for *row, place, values in rows
+    ]
 
 
 def _row(told: Told, wall_offset_ns: int, places: dict[tuple[str, ...], int]) -> tuple[Any, ...]:
