@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             control=options.control,
             listen=options.listen,
             report_listen=parsed.report_listen,
-            tls=options.open_tls(),
+            tls=options.open_tls(parsed.report_listen),
         )
 
     return run_node(make_node, options)
