@@ -9,9 +9,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from services.core.errors import InvalidArgument
-from services.observer import doctor, hygiene, why
+from services.observer import doctor, hygiene, saved, why
 from services.observer.books import Books
 from services.observer.doctor.clues import clues_of
+from services.observer.doctor.finding import Clues
+from services.observer.model import Window
 from services.observer.past import read_past
 from services.observer.spelling import Spelling
 from services.runtime.logs import event
@@ -54,6 +56,11 @@ class Answers:
     async def doctor(self) -> dict[str, Any]:
         return await self._doctor.get(self._diagnose)
 
+    async def saved_window(self) -> bytes:
+        """As `firsttoken doctor FILE` reads it."""
+        window, clues = await self._known()
+        return await self._work_out(lambda: b"".join(saved.dump(window, clues)))
+
     async def _report_hygiene(self) -> dict[str, Any]:
         window, prompts = self._books.window(), self._books.prompts.snapshot()
         show_text, cache_blocks = self._books.shows_text, self._books.cache_blocks
@@ -70,13 +77,13 @@ class Answers:
         return await self._work_out(report)
 
     async def _diagnose(self) -> dict[str, Any]:
+        window, clues = await self._known()
+        return await self._work_out(lambda: doctor.report(window, clues))
+
+    async def _known(self) -> tuple[Window, Clues]:
         window, prompts = self._books.window(), self._books.prompts.snapshot()
-        hygiene_report = await self.hygiene()
-
-        def diagnose() -> dict[str, Any]:
-            return doctor.report(window, clues_of(read_past(window, prompts), hygiene_report))
-
-        return await self._work_out(diagnose)
+        report = await self.hygiene()
+        return window, await self._work_out(lambda: clues_of(read_past(window, prompts), report))
 
     async def _work_out(self, work: Callable[[], T]) -> T:
         async with self._one_at_a_time:

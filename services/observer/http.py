@@ -62,6 +62,13 @@ class Api:
     async def doctor(self, request: HttpRequest) -> Response:
         return as_json(await self._answers.doctor())
 
+    async def effects(self, request: HttpRequest) -> Response:
+        return as_json(self._books.effects.report())
+
+    async def window(self, request: HttpRequest) -> Response:
+        body = await self._answers.saved_window()
+        return Response(body, media_type="application/jsonl")
+
     async def requests(self, request: HttpRequest) -> Response:
         """The newest first; with slow=1 the slowest first."""
         limit = _limit(request)
@@ -93,6 +100,8 @@ def make_app(books: Books) -> ASGIApp:
             Route("/api/why/{trace_id}", api.why),
             Route("/api/hygiene", api.hygiene),
             Route("/api/doctor", api.doctor),
+            Route("/api/effects", api.effects),
+            Route("/api/window", api.window),
             Route("/metrics", api.metrics),
             Mount("/", StaticFiles(directory=PAGE, html=True)),
         ],

@@ -19,6 +19,8 @@ MIN_LATER_S = 0.015
 # A worker that computes prompts so many times slower than most is slow.
 SLOWER = 1.6
 MIN_TOLD, MIN_OTHERS, MIN_TOKENS = 8, 5, 32
+# Few prompts are enough where the difference is so large.
+MUCH_SLOWER, FEW_TOLD = 4.0, 3
 # Of two kinds of workers, the busy one and how many times busier it is.
 BUSY, BUSIER, FULL = 0.5, 1.5, 0.8
 
@@ -170,7 +172,12 @@ def slowness(facts: Facts) -> dict[str, float]:
             others_s = facts.prefill_s[alike & ~here]
             if others_s.size >= MIN_OTHERS:
                 ratios[worker.id] += list(facts.prefill_s[alike & here] / quantile(others_s, 0.5))
-    return {name: quantile(found, 0.5) for name, found in ratios.items() if len(found) >= MIN_TOLD}
+    found = {name: quantile(each, 0.5) for name, each in ratios.items()}
+    return {
+        name: ratio
+        for name, ratio in found.items()
+        if len(ratios[name]) >= (FEW_TOLD if ratio >= MUCH_SLOWER else MIN_TOLD)
+    }
 
 
 def _slow(facts: Facts) -> dict[str, float]:

@@ -19,8 +19,9 @@ NUM_FIRST, MOST_FIRST = (5, 10, 20, 40, 80), 0.5
 # How much slower they are, and how much less they find or how much slower they are computed.
 SLOWER, LESS_FOUND, COMPUTED_SLOWER = 1.6, 0.2, 1.5
 # Where all engines have worked no longer than this at their first readings, the mesh has just
-# begun; a worker whose readings begin so late is new.
-JUST_BEGUN_S, LATE_S = 0.5, 3.0
+# begun. A worker whose readings begin so late is new, where it has worked little so far; readings
+# are kept some seconds apart.
+JUST_BEGUN_S, LATE_S, LITTLE_S, OLD_S = 0.5, 3.0, 1.0, 15.0
 
 
 def cold_start(facts: Facts) -> Finding | Undecided | None:
@@ -90,7 +91,7 @@ def _begun(facts: Facts) -> dict[str, float]:
         ]
         if falls:
             begun[series.member_id] = falls[-1] - begin_unix_s
-        elif first_s > LATE_S:
+        elif first_s > OLD_S or (first_s > LATE_S and series.values[0] <= LITTLE_S):
             begun[series.member_id] = 0.0
         elif series.values[0] <= JUST_BEGUN_S:
             at_start[series.member_id] = 0.0
