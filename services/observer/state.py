@@ -85,12 +85,10 @@ def _now_and_before(history: History, now_unix_s: float) -> tuple[Figures | None
     begin_unix_s = now_unix_s - NOW_S
     now = _figures(minutes, begin_unix_s, now_unix_s + 1)
     oldest_unix_s = hour.oldest_unix_s(now_unix_s)
-    if oldest_unix_s is None:
+    if oldest_unix_s is None or oldest_unix_s > begin_unix_s - NOW_S:
         return now, None
-    # Steps are whole minutes: the one that a boundary cuts belongs to now.
     then_unix_s = max(begin_unix_s - AN_HOUR_S, oldest_unix_s)
-    until_unix_s = min(then_unix_s + NOW_S, begin_unix_s - hour.step_s)
-    return now, _figures(hour, then_unix_s, until_unix_s)
+    return now, _figures(hour, then_unix_s, then_unix_s + NOW_S)
 
 
 def _figures(series: Series, begin_unix_s: float, end_unix_s: float) -> Figures | None:

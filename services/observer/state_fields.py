@@ -25,7 +25,7 @@ class State(TypedDict):
     # What a first token's time goes for, in the order to show.
     shares: list[str]
     # The last five minutes, and five minutes an hour before them, or as long before as is known.
-    # null: no request came then.
+    # null: no request came then, or it is not that long yet.
     now: Figures | None
     before: Figures | None
     # "5 minutes", "hour".

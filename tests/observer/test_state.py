@@ -121,7 +121,7 @@ def test_a_young_mesh_is_compared_with_its_beginning_or_with_nothing() -> None:
     young = make_state(scene(200, over_s=900), [])["before"]
     assert young is not None
     assert NOW_UNIX_S - 900 - 60 <= young["begin_unix_s"] < young["end_unix_s"] <= NOW_UNIX_S - 300
-    assert make_state(scene(200, over_s=280), [])["before"] is None
+    assert make_state(scene(200, over_s=500), [])["before"] is None
 
 
 def test_the_history_outlives_the_window() -> None:

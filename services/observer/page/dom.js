@@ -19,9 +19,11 @@ function fill(element, attributes, children) {
     else if (value !== null && value !== undefined && value !== false)
       element.setAttribute(name, value === true ? "" : String(value));
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  element.append(...solid(children));
   return element;
 }
+
+const solid = (children) => children.flat(2).filter((child) => child !== null && child !== undefined);
 
 // Its place on an axis, as shares of the width.
 export function placed(element, left, width) {
@@ -39,7 +41,7 @@ export function show(container, value, build) {
   const key = JSON.stringify(value);
   if (shown.get(container) === key) return;
   shown.set(container, key);
-  container.replaceChildren(...[build(value)].flat());
+  container.replaceChildren(...solid([build(value)]));
 }
 
 // As many children as items, each kept as long as its key is there, so that focus and what is

@@ -102,10 +102,9 @@ export function showFindings(state, open) {
 
 function findingBody(finding, open) {
   return [
-    h("table", {},
-      h("thead", {}, h("tr", {}, ["evidence", "is", "counts from"].map((title) => h("th", { scope: "col" }, title)))),
-      h("tbody", {}, finding.evidence.map(({ name: what, value, threshold }) =>
-        h("tr", {}, h("td", {}, what), h("td", {}, value), h("td", {}, threshold))))),
+    h("table", { class: "wide" }, h("tbody", {}, finding.evidence.map(({ name: what, value, threshold }) =>
+      h("tr", {}, h("th", { scope: "row" }, what), h("td", {}, tight(value),
+        threshold ? h("small", {}, `  counts from ${tight(threshold)}`) : null))))),
     finding.setting ? h("p", { class: "todo" }, "Change ", h("code", {}, `${finding.setting}: ${finding.before} → ${finding.after}`)) : null,
     h("p", { class: "todo" }, "Expected: ", tight(finding.expected)),
     finding.trace_ids.length ? h("p", { class: "traces" }, "Seen in ", finding.trace_ids.map((id) =>
@@ -121,7 +120,7 @@ export function showCache(state) {
         + `${count(predicted.over_tokens)} tokens were expected in vain, ${count(predicted.under_tokens)} were a surprise.`
       : "Routers expected nothing: the strategy does not ask what is cached.";
     return [
-      bars(tiers.map(({ tier, share, tokens }) => [tier, share, `${percent(share)} · ${count(tokens)}`])),
+      bars(tiers.filter(({ tokens }) => tokens > 0).map(({ tier, share, tokens }) => [tier, share, `${percent(share)} · ${count(tokens)}`])),
       note(off),
       ...stores.map(({ tier, num_hits: hits, hit_rate: hit }) => note(`${tier} had ${percent(hit)} of the blocks it was asked for (${count(hits)}).`)),
     ];
@@ -171,7 +170,7 @@ export function showMembers(state) {
     return [
       h("ul", {}, state.members.map((member) => memberRow(member, state.generation))),
       left ? note(`${left} more that are ready are not shown.`) : null,
-    ].filter(Boolean);
+    ];
   });
 }
 

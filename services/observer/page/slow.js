@@ -32,7 +32,7 @@ function describe(request, shares, span) {
       request.error ? h("span", { class: "error" }, request.error) : null,
       h("span", {}, request.worker_id),
       h("span", {}, [request.tenant, request.request_class].filter(Boolean).join(", ")),
-      h("span", {}, `${request.cached_tokens} of ${request.prompt_tokens} tokens cached`),
+      request.prompt_tokens ? h("span", {}, `${request.cached_tokens} of ${request.prompt_tokens} tokens cached`) : null,
       hidden(`. ${inWords(request, shares)}. ${request.hops.length} hops`
         + (beside ? `, beside them ${duration(beside)}` : "") + ". Open it.")),
     ledgerBar(request, shares, span),
