@@ -1,8 +1,8 @@
 """Which requests came before one, and where a block was when it came. Pure.
 
-Times are by the observer's clock: when it heard of a request's end, less the durations that
-the request's own processes measured. So they are right to some tenths of a second, also
-where hosts' clocks differ.
+Times are by the observer's clock. A router's own is ahead of that by what is least between a
+request's end there and the time at which the observer heard of it: so the order of one router's
+requests is exact, and others are right to some tenths of a second where hosts' clocks differ.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from services.observer.model import Request, Window
+from services.observer.model import Hop, Request, Window
 from services.observer.prompts import KeptPrompt, Prompts
 
 
@@ -22,14 +22,11 @@ class Past(NamedTuple):
     arrived_s: float
     # From then on its worker had the KV of its prompt; None: it never did.
     had_kv_s: float | None
+    ended_s: float
 
     @property
     def worker_id(self) -> str:
         return self.request.worker_id if self.request is not None else ""
-
-    @property
-    def ended_s(self) -> float:
-        return self.prompt.heard_unix_s
 
 
 class Holding(NamedTuple):
@@ -51,19 +48,28 @@ class Holding(NamedTuple):
 def read_past(window: Window, prompts: Prompts) -> list[Past]:
     """In the order of arrival."""
     # By hop: a caller may have sent several requests in one trace.
-    requests = {hop.span_id: request for request in window.requests for hop in request.hops}
-    found = [_past(prompt, requests.get(prompt.span_id)) for prompt in prompts.kept]
+    known = {hop.span_id: (hop, request) for request in window.requests for hop in request.hops}
+    behind_s: dict[str, float] = {}
+    for prompt in prompts.kept:
+        if prompt.span_id in known:
+            hop, _ = known[prompt.span_id]
+            delay_s = prompt.heard_unix_s - hop.arrived_unix_s - hop.ended_s
+            behind_s[hop.member_id] = min(delay_s, behind_s.get(hop.member_id, delay_s))
+    found = [_past(prompt, known.get(prompt.span_id), behind_s) for prompt in prompts.kept]
     return sorted(found, key=lambda past: past.arrived_s)
 
 
-def _past(prompt: KeptPrompt, request: Request | None) -> Past:
-    if request is None:
-        return Past(prompt, None, prompt.heard_unix_s, None)
-    arrived_s = prompt.heard_unix_s - request.duration_s
+def _past(
+    prompt: KeptPrompt, known: tuple[Hop, Request] | None, behind_s: Mapping[str, float]
+) -> Past:
+    if known is None:
+        return Past(prompt, None, prompt.heard_unix_s, None, prompt.heard_unix_s)
+    hop, request = known
+    arrived_s = hop.arrived_unix_s + behind_s[hop.member_id]
     had_kv_s = None
-    if request.worker_id and request.ttft_s is not None:
-        had_kv_s = arrived_s + request.ttft_s
-    return Past(prompt, request, arrived_s, had_kv_s)
+    if request.worker_id and hop.first_token_s is not None:
+        had_kv_s = arrived_s + hop.first_token_s
+    return Past(prompt, request, arrived_s, had_kv_s, arrived_s + hop.ended_s)
 
 
 def shared_blocks(one: Sequence[bytes], other: Sequence[bytes]) -> int:

@@ -120,7 +120,7 @@ def _figures(request: Request) -> dict[str, Any]:
         "prompt_tokens": request.prompt_tokens,
         "cached_tokens": request.cached_tokens,
         "predicted_tokens": request.predicted_tokens,
-        "error": request.error,
+        "failed_with": request.error,
     }
 
 

@@ -21,7 +21,7 @@ def why(traffic: Traffic, trace_id: str, *, show_text: bool = True) -> dict[str,
     return found
 
 
-def ids(*parts: range | list[int]) -> list[int]:
+def joined(*parts: range | list[int]) -> list[int]:
     return [token for part in parts for token in part]
 
 
@@ -115,8 +115,8 @@ def test_nothing_of_a_prompt_shorter_than_a_block_can_be_reused() -> None:
 
 def test_a_shared_beginning_may_be_shorter_than_a_block() -> None:
     traffic = Traffic(block_tokens=64)
-    traffic.ask(ids(range(40), range(500, 700)))
-    found = why(traffic, traffic.ask(ids(range(40), range(800, 1000))))
+    traffic.ask(joined(range(40), range(500, 700)))
+    found = why(traffic, traffic.ask(joined(range(40), range(800, 1000))))
 
     assert found["cause"] == "shorter_than_a_block"
     assert "40 tokens" in found["summary"]
@@ -205,6 +205,16 @@ def test_two_that_come_at_once_compute_the_same() -> None:
     assert found["cause"] == "still_computing"
 
 
+def test_the_order_is_that_of_arrival_whenever_it_was_told() -> None:
+    traffic = Traffic()
+    for number in range(6):
+        late_s = 0.2 if number % 2 else 0.0
+        trace_id = traffic.ask(
+            range(1000 * number, 1000 * number + 50), pause_s=0.03, tell_s=late_s
+        )
+    assert why(traffic, trace_id)["compared_prompts"] == 5
+
+
 def test_a_worker_that_left_took_its_blocks_along() -> None:
     traffic = Traffic()
     traffic.ask(range(100), worker_id="w9")
@@ -254,7 +264,7 @@ def test_an_unknown_id_is_refused_with_what_is_kept() -> None:
 def test_without_the_models_vocabulary_places_are_tokens() -> None:
     traffic = Traffic()
     for number in range(4):
-        trace_id = traffic.ask(ids(range(40), [9000 + number], range(100, 200)))
+        trace_id = traffic.ask(joined(range(40), [9000 + number], range(100, 200)))
     found = explain(trace_id, traffic.window, traffic.prompts)
 
     assert found["cause"] == "changing_text"

@@ -19,6 +19,8 @@ from tests.observer.made import a_hop, a_request
 
 START_S = 1_800_000_000.0
 TTFT_S, DURATION_S = 0.05, 0.2
+# The router's clock is that much behind the observer's.
+CLOCK_BEHIND_S = 40.0
 
 
 class Traffic:
@@ -42,6 +44,7 @@ class Traffic:
         tenant: str = "",
         cache_salt: str = "",
         pause_s: float = 1.0,
+        tell_s: float = 0.0,
         **changes: Any,
     ) -> str:
         """Its trace id. What was cached comes from the model, unless `changes` say it."""
@@ -54,12 +57,20 @@ class Traffic:
         usable = keys[: max(0, len(token_ids) - 1) // self.block_tokens]
         cached = cache.match(usable) * self.block_tokens
         cache.use(keys)
+        duration_s = changes.get("duration_s", DURATION_S)
+        hop = a_hop(
+            trace_id=trace_id,
+            span_id=span_id,
+            arrived_unix_s=self.now_s - CLOCK_BEHIND_S,
+            ended_s=duration_s,
+            first_token_s=TTFT_S,
+        )
         fields: dict[str, Any] = {
             "trace_id": trace_id,
-            "hops": (a_hop(trace_id=trace_id, span_id=span_id),),
+            "hops": (hop,),
             "arrived_unix_s": self.now_s,
             "ttft_s": TTFT_S,
-            "duration_s": DURATION_S,
+            "duration_s": duration_s,
             "worker_id": worker_id,
             "tenant": tenant,
             "prompt_tokens": len(token_ids),
@@ -75,7 +86,7 @@ class Traffic:
             tenant=tenant,
             now_s=self.now_s,
         )
-        self.store.hear(read_prompt(message), self.now_s + request.duration_s)
+        self.store.hear(read_prompt(message), self.now_s + duration_s + tell_s)
         self.store.check_integrity()
         self.now_s += pause_s
         return trace_id
