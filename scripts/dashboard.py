@@ -75,6 +75,8 @@ def _lay_out(rows: list[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _panel(kind: str, panel: Mapping[str, Any]) -> dict[str, Any]:
+    # Dots beside the curves, each a trace to open.
+    more = {"exemplar": True} if panel.get("traces") else {}
     return {
         "type": kind,
         "title": panel["title"],
@@ -83,7 +85,7 @@ def _panel(kind: str, panel: Mapping[str, Any]) -> dict[str, Any]:
         "fieldConfig": {"defaults": _field(kind, panel), "overrides": []},
         "options": _OPTIONS[kind],
         "targets": [
-            _target(chr(ord("A") + number), legend, query)
+            {**_target(chr(ord("A") + number), legend, query), **more}
             for number, (legend, query) in enumerate(panel["queries"].items())
         ],
     }

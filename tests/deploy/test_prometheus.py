@@ -10,6 +10,7 @@ import json
 import math
 import os
 import subprocess
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -91,6 +92,7 @@ def scraping(directory: Path, page: str) -> Iterator[str]:
         f"--config.file={directory}/prometheus.yml",
         f"--storage.tsdb.path={directory}/data",
         f"--web.listen-address={address}",
+        "--enable-feature=exemplar-storage",
     ]
     with (directory / "prometheus.log").open("w") as log:
         process = subprocess.Popen(command, stderr=log)
@@ -173,6 +175,17 @@ def test_every_panel_shows_something(
         expression = expression.replace(word, value)
     values = watched.query(expression)
     assert legend in WITHOUT_DATA or any(map(math.isfinite, values)), f"{title}: {expression}"
+
+
+def test_a_first_token_has_a_trace_that_can_be_opened(watched: Watched) -> None:
+    name = "gen_ai_server_time_to_first_token_seconds_bucket"
+    now_s = time.time()
+    found = watched.get("query_exemplars", query=name, start=f"{now_s - 600}", end=f"{now_s}")
+    traces = {each["labels"]["trace_id"] for series in found for each in series["exemplars"]}
+    assert traces
+    url = f"{watched.page}/api/requests/{traces.pop()}"
+    with urllib.request.urlopen(url, timeout=30) as response:
+        assert response.status == 200
 
 
 def test_series_say_of_which_process_they_are(watched: Watched) -> None:
