@@ -33,6 +33,7 @@ COMMANDS = {
     "bench": "measure a running mesh",
     "why": "say why a request's prompt was not in a cache",
     "hygiene": "show which changing text keeps prompts out of the caches",
+    "doctor": "say why first tokens are late, and what to change",
     "replay": "show what recorded requests would have met with other settings",
 }
 

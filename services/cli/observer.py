@@ -32,8 +32,13 @@ def ask(arguments: argparse.Namespace, *path: str) -> Any:
 
     `arguments`: those of rpc.add_control_option. Raises Failure.
     """
+    return json.loads(ask_bytes(arguments, *path))
+
+
+def ask_bytes(arguments: argparse.Namespace, *path: str) -> bytes:
+    """The same, as it is."""
     tls = rpc.open_tls(arguments.tls_dir)
-    return json.loads(rpc.run(_ask(arguments.control, tls, "/".join(map(_quoted, path)))))
+    return rpc.run(_ask(arguments.control, tls, "/".join(map(_quoted, path))))
 
 
 def _quoted(part: str) -> str:

@@ -83,7 +83,9 @@ class Answers:
     async def _known(self) -> tuple[Window, Clues]:
         window, prompts = self._books.window(), self._books.prompts.snapshot()
         report = await self.hygiene()
-        return window, await self._work_out(lambda: clues_of(read_past(window, prompts), report))
+        return window, await self._work_out(
+            lambda: clues_of(read_past(window, prompts), window.members, report)
+        )
 
     async def _work_out(self, work: Callable[[], T]) -> T:
         async with self._one_at_a_time:

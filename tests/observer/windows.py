@@ -187,7 +187,8 @@ async def _observe(
         _request(number, outcome, trails.get(number, Trail()), plan, mesh)
         for number, outcome in enumerate(outcomes)
     ]
-    clues = lost_tokens(list(_visits(requests, trails, plan)))
+    visits = list(_visits(requests, trails, plan))
+    clues = lost_tokens(visits, alive={each.id for each in members})
     begin_unix_s = BEGIN_UNIX_S + warm_s
     window = Window(
         begin_unix_s=begin_unix_s,

@@ -6,10 +6,11 @@ clues_of(read_past(window, prompts), hygiene.report(window, prompts)) -> Clues
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from services.observer.doctor.finding import Clues, VolatileSpan
+from services.observer.model import Member
 from services.observer.past import Past
 
 
@@ -28,7 +29,9 @@ class Visit(NamedTuple):
     block_tokens: int
 
 
-def clues_of(past: Iterable[Past], hygiene: Mapping[str, Any] | None = None) -> Clues:
+def clues_of(
+    past: Iterable[Past], members: Iterable[Member], hygiene: Mapping[str, Any] | None = None
+) -> Clues:
     visits = [
         Visit(
             each.request.trace_id,
@@ -44,11 +47,21 @@ def clues_of(past: Iterable[Past], hygiene: Mapping[str, Any] | None = None) -> 
     ]
     if not visits:
         return Clues(spans=volatile_spans(hygiene) if hygiene else None)
-    return lost_tokens(visits, spans=volatile_spans(hygiene) if hygiene else None)
+    return lost_tokens(
+        visits,
+        alive={each.id for each in members},
+        spans=volatile_spans(hygiene) if hygiene else None,
+    )
 
 
-def lost_tokens(visits: Sequence[Visit], *, spans: tuple[VolatileSpan, ...] | None = None) -> Clues:
-    """Tokens that were computed though the same worker had them once, or any had."""
+def lost_tokens(
+    visits: Sequence[Visit],
+    *,
+    alive: Collection[str],
+    spans: tuple[VolatileSpan, ...] | None = None,
+) -> Clues:
+    """Tokens that were computed though the same worker had them once, or any had that is `alive`
+    at the end."""
     here: dict[str, set[bytes]] = defaultdict(set)
     anywhere: set[bytes] = set()
     evicted: dict[str, int] = {}
@@ -59,7 +72,8 @@ def lost_tokens(visits: Sequence[Visit], *, spans: tuple[VolatileSpan, ...] | No
         while num_known < len(computed) and computed[num_known].had_kv_s <= visit.arrived_s:
             earlier = computed[num_known]
             here[earlier.worker_id].update(earlier.keys)
-            anywhere.update(earlier.keys)
+            if earlier.worker_id in alive:
+                anywhere.update(earlier.keys)
             num_known += 1
         for known, result in ((here[visit.worker_id], evicted), (anywhere, recomputed)):
             lost = _num_known(visit.keys, known) * visit.block_tokens - visit.cached_tokens

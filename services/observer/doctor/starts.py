@@ -17,7 +17,7 @@ MIN_SHARE, MIN_EXPLAINED_S = 0.15, 0.005
 # The first requests of a worker: one of these numbers, and of all at most this share.
 NUM_FIRST, MOST_FIRST = (5, 10, 20, 40, 80), 0.5
 # How much slower they are, and how much less they find or how much slower they are computed.
-SLOWER, LESS_FOUND, COMPUTED_SLOWER = 1.6, 0.2, 1.5
+SLOWER, LESS_FOUND, COMPUTED_SLOWER = 1.6, 0.1, 1.5
 # Where all engines have worked no longer than this at their first readings, the mesh has just
 # begun. A worker whose readings begin so late is new, where it has worked little so far; readings
 # are kept some seconds apart.
