@@ -72,7 +72,7 @@ def make_state(
         slow=_slow(recent),
         cache=cache(recent, window, now_unix_s - NOW_S),
         bubbles=bubbles(window),
-        queues=queues(recent),
+        queues=queues(recent, window),
         members=members(window),
         num_members_left_out=max(len(window.members) - MAX_MEMBERS, 0),
         findings=rows,

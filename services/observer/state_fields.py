@@ -186,7 +186,8 @@ class Queue(TypedDict):
     request_class: str
     num_requests: int
     num_failed: int
-    # The longest that was met.
+    # Now; null where no router says. And the most that a request met before it.
+    num_waiting: int | None
     longest: int
     p50_s: float | None
     p95_s: float | None

@@ -11,9 +11,10 @@ from services.observer.history import TAIL
 from services.observer.model import Member, Request, Window
 from services.observer.rows import name, phrase, seconds
 from services.observer.state_fields import Bubbles, LoadRow, MemberRow, Queue, StageRow
-from services.observer.state_load import load_of, load_tracks
+from services.observer.state_load import RATE_S, Tracks, load_of, load_tracks
 
 NOW_S = 300.0
+_WAITING = "firsttoken.router.requests.waiting"
 MAX_MEMBERS, MAX_QUEUES, MAX_STAGES = 60, 8, 12
 
 
@@ -39,22 +40,28 @@ def bubbles(window: Window) -> Bubbles:
     )
 
 
-def queues(recent: Iterable[Request]) -> list[Queue]:
-    by_class: dict[str, list[Request]] = defaultdict(list)
+def queues(recent: Iterable[Request], window: Window) -> list[Queue]:
+    since_unix_s = window.end_unix_s - RATE_S
+    tracks = Tracks(window.readings, (_WAITING,), since_unix_s=since_unix_s).of_all(_WAITING)
+    waiting: dict[str, int] = defaultdict(int)
+    for track in tracks:
+        waiting[dict(track.last.labels).get("request_class", "")] += int(track.last.value)
+    by_class: dict[str, list[Request]] = {request_class: [] for request_class in waiting}
     for request in recent:
-        by_class[request.request_class].append(request)
+        by_class.setdefault(request.request_class, []).append(request)
     largest = sorted(by_class.items(), key=lambda item: len(item[1]), reverse=True)[:MAX_QUEUES]
-    return [_queue(request_class, requests) for request_class, requests in largest]
+    return [_queue(each, requests, waiting.get(each)) for each, requests in largest]
 
 
-def _queue(request_class: str, requests: Sequence[Request]) -> Queue:
+def _queue(request_class: str, requests: Sequence[Request], num_waiting: int | None) -> Queue:
     answered = [request for request in requests if request.ttft_s is not None]
     waits_s = sorted(request.spent_s.get(Segment.QUEUE, 0.0) for request in answered)
     return Queue(
         request_class=name(request_class),
         num_requests=len(requests),
         num_failed=sum(bool(request.error) for request in requests),
-        longest=max(request.queue_position for request in requests),
+        num_waiting=num_waiting,
+        longest=max((request.queue_position for request in requests), default=0),
         p50_s=_quantile_s(waits_s, 0.5),
         p95_s=_quantile_s(waits_s, TAIL),
     )

@@ -234,8 +234,8 @@ def readings(end_unix_s: float) -> Sequence[Reading]:
                 Reading(unix_s, worker_id, "worker", name, labels, value)
                 for (name, labels), value in values.items()
             ]
-        name = "firsttoken.router.requests.waiting"
-        found.append(Reading(unix_s, "router-1", "router", name, (), 2.0))
+        name, labels = "firsttoken.router.requests.waiting", (("request_class", "batch"),)
+        found.append(Reading(unix_s, "router-1", "router", name, labels, 2.0))
     return found
 
 

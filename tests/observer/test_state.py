@@ -172,6 +172,17 @@ def test_members_carry_their_load_and_odd_ones_come_first() -> None:
     assert load["of its KV"] == pytest.approx(360 / 512, abs=1e-6)
 
 
+def test_queues_are_told_by_class() -> None:
+    queues = {row["request_class"]: row for row in make_state(scene(700), [])["queues"]}
+    assert queues["interactive"]["num_requests"] > queues["batch"]["num_requests"] > 0
+    assert (queues["batch"]["num_waiting"], queues["interactive"]["num_waiting"]) == (2, None)
+    assert queues["interactive"]["longest"] == 6
+    quiet = make_state(scene(1, requests=()), [])["queues"]
+    assert [(row["request_class"], row["num_waiting"], row["p50_s"]) for row in quiet] == [
+        ("batch", 2, None)
+    ]
+
+
 def test_a_counter_that_began_anew_does_not_go_back() -> None:
     name, labels = "firsttoken.worker.engine.busy", ()
     values = ((-50.0, 900.0), (-10.0, 5.0))

@@ -141,13 +141,13 @@ export function showBubbles(state) {
 export function showQueues(state) {
   show(byId("queues"), state.queues, (queues) => {
     if (queues.length === 0) return none("Nobody stood in line.");
-    const heads = ["class", "requests", "longest", "P50", "P95"];
+    const heads = ["class", "requests", "in line", "P50", "P95"];
     return h("table", {},
       h("thead", {}, h("tr", {}, heads.map((title) => h("th", { scope: "col" }, title)))),
       h("tbody", {}, queues.map((queue) => h("tr", {},
         h("td", {}, queue.request_class || "–"),
         h("td", {}, count(queue.num_requests), queue.num_failed ? h("div", { class: "bad" }, `${count(queue.num_failed)} failed`) : null),
-        h("td", {}, queue.longest),
+        h("td", {}, queue.num_waiting ?? "–", queue.longest ? h("div", { class: "faint" }, `up to ${count(queue.longest)}`) : null),
         h("td", {}, duration(queue.p50_s)), h("td", {}, duration(queue.p95_s))))));
   });
 }
