@@ -47,13 +47,14 @@ class Telling:
             self._older, self._recent = self._recent, set()
             self._begun_s = now_s
         keys = prompt.prefix_keys
-        num_blocks = len(keys) // KEY_BYTES - 1
-        first_block = self._first_untold(keys, num_blocks)
+        first_block = self._first_untold(keys)
         start = first_block * prompt.block_tokens * BYTES_PER_TOKEN
         packed = prompt.token_ids[start : start + MAX_TOKENS * BYTES_PER_TOKEN]
-        told = first_block + len(packed) // BYTES_PER_TOKEN // prompt.block_tokens
-        for block in range(first_block, min(told, num_blocks)):
-            self._recent.add(_key(keys, block))
+        num_told = len(packed) // BYTES_PER_TOKEN // prompt.block_tokens
+        if num_told:
+            begin = (first_block + 1) * KEY_BYTES
+            starts = range(begin, begin + num_told * KEY_BYTES, KEY_BYTES)
+            self._recent.update([keys[at : at + KEY_BYTES] for at in starts])
         return observer_pb2.Prompt(
             trace_id=bytes.fromhex(trace_id),
             span_id=bytes.fromhex(span_id),
@@ -69,19 +70,15 @@ class Telling:
         assert len(self._recent) <= most
         assert len(self._older) <= most
 
-    def _first_untold(self, keys: bytes, num_blocks: int) -> int:
+    def _first_untold(self, keys: bytes) -> int:
         """A block is told with those before it, or after them."""
-        low, high = 0, num_blocks
+        recent, older = self._recent, self._older
+        low, high = 0, len(keys) // KEY_BYTES - 1
         while low < high:
             middle = (low + high + 1) // 2
-            key = _key(keys, middle - 1)
-            if key in self._recent or key in self._older:
+            key = keys[middle * KEY_BYTES : (middle + 1) * KEY_BYTES]
+            if key in recent or key in older:
                 low = middle
             else:
                 high = middle - 1
         return low
-
-
-def _key(keys: bytes, block: int) -> bytes:
-    start = (block + 1) * KEY_BYTES
-    return keys[start : start + KEY_BYTES]
