@@ -92,7 +92,7 @@ class Journey:
         tell_ledger(self._context, self._ledger)
 
     async def _answer(self) -> None:
-        with spending(self._ledger, Segment.PREPROCESS):
+        with spending(self._ledger, Segment.PREPROCESS, since_s=self._ledger.arrived_s):
             checked = check_request(
                 self._request,
                 self._context.invocation_metadata(),
@@ -100,14 +100,22 @@ class Journey:
                 self._tenant,
             )
             await inject(self._delay_ms.router_check)
+        checked_s = time.monotonic()
         self._outcome.tenant = checked.tenant
         self._outcome.request_class = checked.request_class.value
         # The worker's slot is free when the worker is, however slowly the client reads.
         async with self._delivery:
-            with self._enter(checked) as place:
-                prompt = self._outcome.prompt = await self._preprocess(checked)
-                await inject(self._delay_ms.router_unowned)
-                await self._generate(place, prompt, checked.tenant)
+            try:
+                with spending(self._ledger, Segment.QUEUE, since_s=checked_s):
+                    place = self._enter(checked)
+                with place:
+                    prompt = self._outcome.prompt = await self._preprocess(checked)
+                    await inject(self._delay_ms.router_unowned)
+                    await self._generate(place, prompt, checked.tenant)
+            except Exception:
+                # What is cleaned up from here on is on the way back.
+                self._ledger.mark_failure(time.monotonic())
+                raise
 
     def _enter(self, checked: Checked) -> Place:
         remaining_s = self._context.time_remaining()
@@ -119,12 +127,12 @@ class Journey:
         )
 
     async def _preprocess(self, checked: Checked) -> Prompt:
-        with spending(self._ledger, Segment.PREPROCESS):
-            request = self._encode_request(checked)
+        began_s = time.monotonic()
         encoded = await self._mesh.tokenizers.encode(
-            request,
+            self._encode_request(checked),
             self._hop(self._delay_ms.router_to_tokenizer),
             self._ledger,
+            began_s=began_s,
             wait_s=self._config.router.worker_wait_s,
         )
         with spending(self._ledger, Segment.PREPROCESS):
@@ -150,7 +158,8 @@ class Journey:
 
     async def _generate(self, place: Place, prompt: Prompt, tenant: str) -> None:
         """At one worker, or at several after each other when the one that answers dies."""
-        request = make_request(self._request, prompt, tenant)
+        with spending(self._ledger, Segment.ROUTE):
+            request = make_request(self._request, prompt, tenant)
         ledger = self._ledger
         while True:
             try:

@@ -37,13 +37,18 @@ class Tokenizers:
             self._changed = asyncio.Event()
 
     async def encode(
-        self, request: tokenizer_pb2.EncodeRequest, hop: Hop, ledger: Ledger, *, wait_s: float
+        self,
+        request: tokenizer_pb2.EncodeRequest,
+        hop: Hop,
+        ledger: Ledger,
+        *,
+        began_s: float,
+        wait_s: float,
     ) -> tokenizer_pb2.EncodeResponse:
-        """Raises Unavailable when none has answered for `wait_s`.
+        """Raises Unavailable when none has answered for `wait_s`, from `began_s` on.
 
         Until the one is called that answers, all time is preprocess.
         """
-        started_s = time.monotonic()
         problem = "none is ready"
         while True:
             for tokenizer in self._in_turn():
@@ -54,17 +59,17 @@ class Tokenizers:
                     problem = f"{tokenizer.id}: {lost}"
                     continue
                 except grpc.aio.AioRpcError as error:
-                    ledger.spend(Segment.PREPROCESS, called_s - started_s)
+                    ledger.spend(Segment.PREPROCESS, called_s - began_s)
                     spend_callee(ledger, ledger_of(error), seen_s=time.monotonic() - called_s)
                     raise
                 seen_s = time.monotonic() - called_s
-                lost_s = called_s - started_s
+                lost_s = called_s - began_s
                 ledger.spend(Segment.PREPROCESS, lost_s + response.encode_ms / 1000)
                 ledger.spend(Segment.TRANSFER, seen_s - response.total_ms / 1000)
                 return response
-            left_s = started_s + wait_s - time.monotonic()
+            left_s = began_s + wait_s - time.monotonic()
             if left_s <= 0:
-                ledger.spend(Segment.PREPROCESS, time.monotonic() - started_s)
+                ledger.spend(Segment.PREPROCESS, time.monotonic() - began_s)
                 raise Unavailable(
                     f"no tokenizer answered for {wait_s:g} s (router.worker_wait_s): {problem}",
                     reason="NO_TOKENIZER",

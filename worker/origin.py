@@ -86,6 +86,12 @@ class Origin:
         if num_before < 2 <= self._num_tokens and self._remote is not None:
             self._record_second(self._remote, arrival.tokens[1 - num_before], arrival.taken_s)
 
+    def leave(self, ledger: Ledger, now_s: float) -> None:
+        """The first token is on its way to whoever asked."""
+        if self._first_s is not None:
+            ledger.spend(Segment.TRANSFER, now_s - self._first_s)
+        ledger.mark_first_token(now_s)
+
     def attributes(self) -> dict[str, Any]:
         """Of the span."""
         path = self.path

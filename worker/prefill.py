@@ -90,7 +90,7 @@ class Prefill:
                     token = await self._first_token(stream)
                 origin.tell_hidden(self.ledger)
                 self.ledger.hide("export", sender.sending_s)
-                self.ledger.mark_first_token(time.monotonic())
+                origin.leave(self.ledger, time.monotonic())
                 await inject(self._delay_ms.handoff_first_token)
                 await sender.send_first_token(token, self.ledger)
                 if not token.finish:

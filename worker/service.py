@@ -97,7 +97,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         ledger, origin = Ledger(time.monotonic()), Origin()
         try:
             self._refuse_when_draining()
-            with spending(ledger, Segment.PREPROCESS):
+            with spending(ledger, Segment.PREPROCESS, since_s=ledger.arrived_s):
                 prompt = check_request(request, self._front.info)
                 answer = Answer(self._vocabulary, prompt.sampling)
                 owed = answer.resume(prompt.answer_ids, request.answer_characters)
@@ -115,7 +115,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                     ):
                         async for chunk in _chunks(stream, answer, ledger, origin):
                             if ledger.first_token_s is None:
-                                ledger.mark_first_token(time.monotonic())
+                                origin.leave(ledger, time.monotonic())
                                 await inject(self._delays().worker_to_router)
                             yield worker_pb2.GenerateResponse(chunk=chunk)
             ledger.mark_first_token(time.monotonic())

@@ -67,8 +67,9 @@ class Ledger:
             self.first_token_s = now_s
 
     def mark_failure(self, now_s: float) -> None:
-        """The request ends here. Where a first token came before, that is what counts."""
-        self.failed_s = now_s
+        """Only the first call counts, and a first token that came before counts instead."""
+        if self.failed_s is None:
+            self.failed_s = now_s
 
     def spent_s(self, segment: Segment) -> float:
         return self._spent_s.get(segment, 0.0)

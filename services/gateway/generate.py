@@ -66,6 +66,8 @@ class Generation:
         self._ledger = Ledger(exchange.arrived_s)
         self._ledgers = [self._ledger]
         self._telling: Telling | None = None
+        # From here on a router is looked for.
+        self._prepared_s = 0.0
 
     async def run(self) -> None:
         error, code = "", ""
@@ -90,6 +92,7 @@ class Generation:
         await inject(self._delay_ms.gateway_unowned)
         with spending(self._ledger, Segment.PREPROCESS):
             telling, answers = self._prepare(ask)
+        self._prepared_s = time.monotonic()
         self._ledgers += [self._beginning() for _ in answers[1:]]
         answer_all = self._stream if ask.told.stream else self._whole
         async with contextlib.AsyncExitStack() as stack:
@@ -101,7 +104,7 @@ class Generation:
     async def _read(self) -> Ask:
         gateway, exchange = self._gateway, self._exchange
         settings = gateway.settings
-        with spending(self._ledger, Segment.PREPROCESS):
+        with spending(self._ledger, Segment.PREPROCESS, since_s=exchange.arrived_s):
             tenant = gateway.authorize(exchange)
         with timing(self._ledger, Segment.TRANSFER):
             body = await exchange.read_json_body(
@@ -150,7 +153,7 @@ class Generation:
                     self._note_written(index, answers[index])
         except MeshError as error:
             if not is_begun:
-                self._note_failure(error)
+                self._note_failure(error, answers[0])
                 raise from_mesh(error, ask.to_param) from None
             await exchange.break_off(from_mesh(error, ask.to_param))
         except ApiError as error:
@@ -165,7 +168,7 @@ class Generation:
                     self._note(telling, ask, index, response, answers[index])
                     telling.collect(index, response)
         except MeshError as error:
-            self._note_failure(error)
+            self._note_failure(error, answers[0])
             raise from_mesh(error, ask.to_param) from None
         await self._exchange.respond(
             200, telling.whole(), {"server-timing": server_timing(self._ledger)}
@@ -188,7 +191,7 @@ class Generation:
         ledger = self._ledgers[index]
         # Unless it was written before this message came.
         ledger.mark_first_token(answer.first_message_s)
-        ledger.record(Segment.ROUTE, answer.began_s, answer.called_s)
+        ledger.spend(Segment.ROUTE, answer.called_s - self._prepared_s)
         seen_s = answer.first_message_s - answer.called_s
         spend_callee(ledger, response.finished.ledger, seen_s=seen_s)
         if ask.told.ledger:
@@ -201,8 +204,10 @@ class Generation:
             ledger.record(Segment.TRANSFER, answer.first_message_s, now_s)
             ledger.mark_first_token(now_s)
 
-    def _note_failure(self, error: MeshError) -> None:
+    def _note_failure(self, error: MeshError, answer: MeshAnswer) -> None:
         """What the mesh says of an answer that has not begun, the time on the way there too."""
+        self._ledger.mark_failure(time.monotonic())
+        self._ledger.spend(Segment.ROUTE, answer.called_s - self._prepared_s)
         for segment, spent_ms in error.ledger.items():
             self._ledger.spend(Segment(segment), spent_ms / 1e3)
 

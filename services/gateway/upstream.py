@@ -130,9 +130,7 @@ class MeshAnswer:
         self._call: Call | None = None
         self._address = ""
         self._is_complete = False
-        # When it was first asked for; when the call was opened that gave the first message;
-        # when that came.
-        self.began_s = 0.0
+        # When the last call was opened, and when the first message came.
         self.called_s = 0.0
         self.first_message_s = 0.0
 
@@ -159,8 +157,7 @@ class MeshAnswer:
             self._release()
 
     async def _first(self) -> Response | None:
-        self.began_s = time.monotonic()
-        deadline_s = self.began_s + self._timeout_s
+        deadline_s = time.monotonic() + self._timeout_s
         error: MeshError | None = None
         for address in self._routers.in_turn():
             self._release()

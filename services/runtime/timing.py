@@ -20,9 +20,9 @@ def timing(ledger: Ledger, segment: Segment) -> Iterator[None]:
 
 
 @contextmanager
-def spending(ledger: Ledger, segment: Segment) -> Iterator[None]:
-    """The same without a span, for what takes next to no time."""
-    began_s = time.monotonic()
+def spending(ledger: Ledger, segment: Segment, *, since_s: float | None = None) -> Iterator[None]:
+    """The same without a span, for what takes next to no time. `since_s`: before now."""
+    began_s = time.monotonic() if since_s is None else since_s
     try:
         yield
     finally:

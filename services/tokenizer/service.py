@@ -71,6 +71,8 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
                     block_tokens=backend.encoder.block_tokens,
                 )
                 _check_size(response, request.WhichOneof("input") or "input")
+            response.encode_ms = ledger.spent_s(Segment.PREPROCESS) * 1000
+            response.total_ms = (time.monotonic() - ledger.arrived_s) * 1000
         except MeshError as error:
             ledger.mark_failure(time.monotonic())
             tell_ledger(context, ledger)
@@ -79,8 +81,6 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         num_tokens = len(encoded.token_ids) // BYTES_PER_TOKEN
         self.counts.encoded(num_tokens)
         _trace(backend, context, ledger, num_tokens=num_tokens)
-        response.encode_ms = ledger.spent_s(Segment.PREPROCESS) * 1000
-        response.total_ms = (time.monotonic() - ledger.arrived_s) * 1000
         return response
 
     async def Decode(
@@ -130,12 +130,11 @@ async def _encode(
     backend: Backend, request: tokenizer_pb2.EncodeRequest, ledger: Ledger
 ) -> EncodedPrompt:
     config = backend.config
-    start_s = time.monotonic()
     try:
         await inject(config.debug.delay_ms.tokenizer_encode)
         return await backend.run(lambda: _encode_now(backend.encoder, request, config.tokenizer))
     finally:
-        ledger.record(Segment.PREPROCESS, start_s, time.monotonic())
+        ledger.record(Segment.PREPROCESS, ledger.arrived_s, time.monotonic())
 
 
 def _encode_now(
