@@ -7,11 +7,9 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from firsttoken.observer.v1 import observer_pb2
 from services.core import attributes as names
-from services.core.ledger import Segment
+from services.core.ledger import Interval, Ledger, Segment
 from services.observer.books import Books
 from services.observer.hearing import Teller
 from services.observer.model import (
@@ -24,6 +22,8 @@ from services.observer.model import (
     Request,
     Window,
 )
+from services.runtime.hops import Told, encode
+from services.runtime.telemetry import TraceContext
 
 NOW_UNIX_S = 1_800_000_000.0
 WORKERS = ("worker-1", "worker-2", "worker-3")
@@ -251,30 +251,32 @@ def bubbles(rng: random.Random, end_unix_s: float) -> list[BubbleSum]:
 def tell(books: Books, window: Window, *, tenant: str) -> None:
     """Has an observer hear of the window's requests, all of them this tenant's."""
     for service in ("gateway", "router", "tokenizer", "worker"):
-        rows = [
-            hop_row(hop, {**hop.attributes, **attributes(request, tenant)})
+        told = [
+            as_told(hop, {**hop.attributes, **attributes(request, tenant)})
             for request in window.requests
             for hop in request.hops
             if hop.service == service
         ]
-        message = observer_pb2.ReportRequest(hops_json=[orjson.dumps(rows)])
+        message = observer_pb2.ReportRequest(hops_json=[encode(told, 0)])
         books.hear(Teller(f"{service}-1", service, "host-1", 1), message)
     books.close()
 
 
-def hop_row(hop: Hop, attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """As processes tell it, see services.runtime.hops."""
-    return (
-        *(hop.name, hop.trace_id, hop.span_id, hop.parent_span_id, hop.tracestate, hop.sampled),
-        int(hop.arrived_unix_s * 1e9),
-        hop.ended_s,
-        hop.first_token_s,
-        [tuple(part) for part in hop.parts],
-        [*hop.spent_s.items()],
-        [*hop.hidden_s.items()],
-        hop.error,
-        dict(attributes),
-    )
+def as_told(hop: Hop, attributes: Mapping[str, Any]) -> Told:
+    """By a process whose monotonic clock is the wall clock."""
+    arrived_s = hop.arrived_unix_s
+    ledger = Ledger(arrived_s)
+    for segment, start_s, end_s in hop.parts:
+        ledger.intervals.append(Interval(segment, arrived_s + start_s, arrived_s + end_s))
+    for segment, spent_s in hop.spent_s.items():
+        ledger.spend(segment, spent_s)
+    for name, hidden_s in hop.hidden_s.items():
+        ledger.hide(name, hidden_s)
+    if hop.first_token_s is not None:
+        ledger.mark_first_token(arrived_s + hop.first_token_s)
+    context = TraceContext(hop.trace_id, hop.span_id, hop.sampled, hop.tracestate)
+    ended_s = arrived_s + hop.ended_s
+    return Told(hop.name, context, hop.parent_span_id, ledger, attributes, hop.error, ended_s)
 
 
 def attributes(request: Request, tenant: str) -> dict[str, Any]:

@@ -87,9 +87,9 @@ def test_scripts_know_only_what_is_there() -> None:
 
 
 def test_every_share_has_its_colour() -> None:
-    listed = re.search(r"const SHARES = (\[.*?\]);", SCRIPTS["app.js"])
+    listed = re.search(r"const SHARES = \[(.*?)\];", SCRIPTS["app.js"], re.DOTALL)
     assert listed is not None
-    assert json.loads(listed[1]) == [*SHARES]
+    assert re.findall(r"\w+", listed[1]) == [*SHARES]
     for share in SHARES:
         assert f".{share} {{" in CSS
         assert all(share in theme for theme in themes().values())
@@ -206,6 +206,7 @@ def test_it_is_served_with_a_strict_policy() -> None:
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="opt-in: FIRSTTOKEN_CHROMIUM=/usr/bin/chromium")
+@pytest.mark.timeout(600)
 async def test_a_browser_shows_it(tmp_path: Path) -> None:
     node = await _install_browser_driver()
     books = new_books()
@@ -263,6 +264,6 @@ async def _run(*command: str, cwd: Path | None = None) -> bytes:
     process = await asyncio.create_subprocess_exec(
         *command, cwd=cwd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    output, errors = await asyncio.wait_for(process.communicate(), 170)
+    output, errors = await asyncio.wait_for(process.communicate(), 500)
     assert process.returncode == 0, errors.decode()
     return output

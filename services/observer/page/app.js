@@ -2,19 +2,28 @@
 
 import { byId } from "./dom.js";
 import { clockSeconds } from "./format.js";
-import {
-  showBubbles, showCache, showFigures, showFindings, showGenerations, showMembers, showQueues,
-  showShares, showVerdict,
-} from "./panels.js";
+import { showFindings } from "./findings.js";
+import { showBubbles, showCache, showGenerations, showMembers, showQueues } from "./mesh.js";
 import { showSlow } from "./slow.js";
 import { Timeline } from "./timeline.js";
 import { Trace } from "./trace.js";
+import { showFigures, showShares, showVerdict } from "./verdict.js";
 
 const INTERVAL_MS = 2000;
 const LONGEST_INTERVAL_MS = 10000;
-const TIMEOUT_MS = 5000;
+// Where the mesh is too busy, so is the observer.
+const TIMEOUT_MS = 10000;
 
-const SHARES = ["queue", "preprocess", "route", "prefill_queue", "kv_load", "prefill", "transfer", "residual"];
+const SHARES = [
+  "queue",
+  "preprocess",
+  "route",
+  "prefill_queue",
+  "kv_load",
+  "prefill",
+  "transfer",
+  "residual",
+];
 
 const timeline = new Timeline(byId("chart"), () => showShares(page.state, looked()));
 const trace = new Trace(SHARES);
@@ -43,7 +52,9 @@ function looked() {
   const { cursor } = timeline;
   if (cursor === null || cursor >= timeline.numSteps) return { field, when: "now", column: null };
   const chosen = state.timelines[page.range];
-  const column = Object.fromEntries(state.shares.map((share) => [share, chosen[field][share][cursor]]));
+  const column = Object.fromEntries(
+    state.shares.map((share) => [share, chosen[field][share][cursor]]),
+  );
   const when = clockSeconds(chosen.begin_unix_s + cursor * chosen.step_s);
   return { field, when, column };
 }
@@ -52,7 +63,10 @@ async function refresh() {
   clearTimeout(page.timer);
   if (document.hidden) return;
   try {
-    const response = await fetch("api/state", { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
+    const response = await fetch("api/state", {
+      cache: "no-store",
+      signal: AbortSignal.timeout(TIMEOUT_MS),
+    });
     if (!response.ok) throw new Error(`The observer answers ${response.status}`);
     page.state = await response.json();
     page.failures = 0;
@@ -80,7 +94,8 @@ function lost(error) {
   if (page.failures < 2) return;
   const isHttp = error.message.startsWith("The observer answers");
   const since = page.state ? ` What you see is from ${clockSeconds(page.state.now_unix_s)}.` : "";
-  byId("lost").textContent = `${isHttp ? error.message : "No connection to the observer"}.${since} Trying again.`;
+  byId("lost").textContent =
+    `${isHttp ? error.message : "No connection to the observer"}.${since} Trying again.`;
   byId("lost").hidden = false;
   document.body.dataset.stale = "";
   byId("link").dataset.link = "lost";
@@ -98,8 +113,12 @@ function choice(id, choose) {
   }
 }
 
-choice("range", (value) => { page.range = Number(value); });
-choice("whose", (value) => { page.field = value; });
+choice("range", (value) => {
+  page.range = Number(value);
+});
+choice("whose", (value) => {
+  page.field = value;
+});
 document.addEventListener("visibilitychange", refresh);
 window.addEventListener("online", refresh);
 trace.follow();

@@ -23,7 +23,8 @@ function fill(element, attributes, children) {
   return element;
 }
 
-const solid = (children) => children.flat(2).filter((child) => child !== null && child !== undefined);
+const solid = (children) =>
+  children.flat(2).filter((child) => child !== null && child !== undefined);
 
 // Its place on an axis, as shares of the width.
 export function placed(element, left, width) {
@@ -58,8 +59,9 @@ export function keyed(container, items, keyOf, create, update) {
     update(child, item);
     return child;
   });
-  const isSame = children.length === container.children.length
-    && children.every((child, at) => child === container.children[at]);
+  const isSame =
+    children.length === container.children.length &&
+    children.every((child, at) => child === container.children[at]);
   if (isSame) return;
   const focused = document.activeElement;
   container.replaceChildren(...children);

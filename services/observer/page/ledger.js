@@ -20,10 +20,13 @@ export function ledgerBar(request, shares, span) {
 export function hopLane(hop, span) {
   const end = hop.first_token_s ?? hop.ended_s;
   const parts = hop.parts.map(([segment, start, stop]) =>
-    placed(h("span", { class: segment }), (hop.offset_s + start) / span, (stop - start) / span));
+    placed(h("span", { class: segment }), (hop.offset_s + start) / span, (stop - start) / span),
+  );
   const lane = h(
-    "div", { class: "lane", "aria-hidden": "true" },
-    placed(h("span", { class: "extent" }), hop.offset_s / span, end / span), parts,
+    "div",
+    { class: "lane", "aria-hidden": "true" },
+    placed(h("span", { class: "extent" }), hop.offset_s / span, end / span),
+    parts,
   );
   if (hop.first_token_s !== null) {
     const mark = h("span", { class: "first" });
@@ -35,8 +38,11 @@ export function hopLane(hop, span) {
 
 // Work beside the critical path has a length and no place.
 export function besideLane(seconds, span) {
-  return h("div", { class: "lane", "aria-hidden": "true" },
-    placed(h("span", { class: "beside" }), 0, seconds / span));
+  return h(
+    "div",
+    { class: "lane", "aria-hidden": "true" },
+    placed(h("span", { class: "beside" }), 0, seconds / span),
+  );
 }
 
 export function longestBeside(request) {
@@ -45,12 +51,12 @@ export function longestBeside(request) {
 
 // For those who do not see the bars.
 export function inWords(request, shares) {
-  const parts = shares.filter((share) => Math.abs(request.spent_s[share] ?? 0) >= 0.00005)
+  const parts = shares
+    .filter((share) => Math.abs(request.spent_s[share] ?? 0) >= 0.00005)
     .map((share) => `${name(share)} ${duration(request.spent_s[share])}`);
   return parts.join(", ");
 }
 
 export const name = (share) => share.replace("_", " ");
 
-export const lateness = (request) => request.ttft_s === null
-  ? "none" : duration(request.ttft_s);
+export const lateness = (request) => (request.ttft_s === null ? "none" : duration(request.ttft_s));

@@ -13,31 +13,49 @@ export function showSlow(state, open) {
     list.replaceChildren(h("li", { class: "none" }, text));
     return;
   }
-  keyed(list, state.slow, (request) => request.span_id, () => h("li"), (row, request) => {
-    const version = JSON.stringify([request, span]);
-    if (row.version === version) return;
-    row.version = version;
-    const button = row.querySelector("button")
-      ?? row.appendChild(h("button", { type: "button", onclick: () => open(request.trace_id) }));
-    button.replaceChildren(...describe(request, state.shares, span));
-  });
+  keyed(
+    list,
+    state.slow,
+    (request) => request.span_id,
+    () => h("li"),
+    (row, request) => {
+      const version = JSON.stringify([request, span]);
+      if (row.version === version) return;
+      row.version = version;
+      const button =
+        row.querySelector("button") ??
+        row.appendChild(h("button", { type: "button", onclick: () => open(request.trace_id) }));
+      button.replaceChildren(...describe(request, state.shares, span));
+    },
+  );
 }
 
 function describe(request, shares, span) {
   const beside = longestBeside(request);
   return [
-    h("span", { class: "head" },
+    h(
+      "span",
+      { class: "head" },
       h("span", { class: "when" }, request.ttft_s === null ? "no token" : lateness(request)),
       h("span", {}, clockSeconds(request.arrived_unix_s)),
       request.error ? h("span", { class: "error" }, request.error) : null,
       h("span", {}, request.worker_id),
       h("span", {}, [request.tenant, request.request_class].filter(Boolean).join(", ")),
-      request.prompt_tokens ? h("span", {}, `${request.cached_tokens} of ${request.prompt_tokens} tokens cached`) : null,
-      hidden(`. ${inWords(request, shares)}. ${request.hops.length} hops`
-        + (beside ? `, beside them ${duration(beside)}` : "") + ". Open it.")),
+      request.prompt_tokens
+        ? h("span", {}, `${request.cached_tokens} of ${request.prompt_tokens} tokens cached`)
+        : null,
+      hidden(
+        `. ${inWords(request, shares)}. ${request.hops.length} hops` +
+          (beside ? `, beside them ${duration(beside)}` : "") +
+          ". Open it.",
+      ),
+    ),
     ledgerBar(request, shares, span),
-    h("div", { class: "lanes" },
+    h(
+      "div",
+      { class: "lanes" },
       request.hops.slice(0, beside ? 5 : 6).map((hop) => hopLane(hop, span)),
-      beside ? besideLane(beside, span) : null),
+      beside ? besideLane(beside, span) : null,
+    ),
   ];
 }

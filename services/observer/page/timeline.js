@@ -38,19 +38,27 @@ export class Timeline {
     const sums = this.sums();
     const top = ceiling(Math.max(...sums, 0));
     this.area = { width: width - LEFT, height: height - TOP - BOTTOM, top };
-    this.element.replaceChildren(svg(
-      "svg", { width, height, "aria-hidden": "true", focusable: "false" },
-      this.axis(), this.cursorMark(), this.stack(), this.failures(), this.marks(),
-      sums.some((sum) => sum > 0) ? null
-        : svg("text", { x: LEFT + 8, y: TOP + 20 }, "No first token in this time."),
-    ));
+    this.element.replaceChildren(
+      svg(
+        "svg",
+        { width, height, "aria-hidden": "true", focusable: "false" },
+        this.axis(),
+        this.cursorMark(),
+        this.stack(),
+        this.failures(),
+        this.marks(),
+        sums.some((sum) => sum > 0)
+          ? null
+          : svg("text", { x: LEFT + 8, y: TOP + 20 }, "No first token in this time."),
+      ),
+    );
     this.say(sums);
   }
 
   sums() {
     const columns = this.shares.map((share) => this.timeline[this.field][share]);
-    return this.timeline.num_requests.map(
-      (_, step) => columns.reduce((sum, column) => sum + Math.max(column[step] ?? 0, 0), 0),
+    return this.timeline.num_requests.map((_, step) =>
+      columns.reduce((sum, column) => sum + Math.max(column[step] ?? 0, 0), 0),
     );
   }
 
@@ -68,7 +76,11 @@ export class Timeline {
       const y = Math.round(this.y(seconds)) + 0.5;
       return [
         svg("line", { class: "grid", x1: LEFT, x2: LEFT + this.area.width, y1: y, y2: y }),
-        svg("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, share ? duration(seconds) : "0"),
+        svg(
+          "text",
+          { x: LEFT - 6, y: y + 4, "text-anchor": "end" },
+          share ? duration(seconds) : "0",
+        ),
       ];
     });
     const { begin_unix_s: begin, step_s: stepSeconds } = this.timeline;
@@ -77,7 +89,9 @@ export class Timeline {
     for (let unix = Math.ceil(begin / every) * every; unix <= end; unix += every) {
       const x = this.x((unix - begin) / stepSeconds);
       const anchor = x < LEFT + 20 ? "start" : x > LEFT + this.area.width - 20 ? "end" : "middle";
-      parts.push(svg("text", { x, y: TOP + this.area.height + 16, "text-anchor": anchor }, clock(unix)));
+      parts.push(
+        svg("text", { x, y: TOP + this.area.height + 16, "text-anchor": anchor }, clock(unix)),
+      );
     }
     return parts.flat();
   }
@@ -103,9 +117,17 @@ export class Timeline {
   // A red foot below steps in which requests failed.
   failures() {
     const wide = Math.max(this.area.width / this.numSteps - 1, 2);
-    return this.timeline.num_failed.map((number, step) => number > 0
-      ? svg("rect", { class: "failed", x: this.x(step), y: TOP + this.area.height + 1, width: wide, height: 3 })
-      : null);
+    return this.timeline.num_failed.map((number, step) =>
+      number > 0
+        ? svg("rect", {
+            class: "failed",
+            x: this.x(step),
+            y: TOP + this.area.height + 1,
+            width: wide,
+            height: 3,
+          })
+        : null,
+    );
   }
 
   marks() {
@@ -116,12 +138,23 @@ export class Timeline {
       if (step < 0 || step > this.numSteps) return [];
       const x = Math.round(this.x(step)) + 0.5;
       const name = `g${number}`;
-      const mark = [svg("line", { class: "generation", x1: x, x2: x, y1: TOP, y2: TOP + this.area.height })];
+      const mark = [
+        svg("line", { class: "generation", x1: x, x2: x, y1: TOP, y2: TOP + this.area.height }),
+      ];
       if (x > free) {
         const isLate = step > this.numSteps * 0.9;
-        mark.push(svg("text", {
-          class: "generation-name", x, y: TOP - 5, "text-anchor": isLate ? "end" : "start",
-        }, name));
+        mark.push(
+          svg(
+            "text",
+            {
+              class: "generation-name",
+              x,
+              y: TOP - 5,
+              "text-anchor": isLate ? "end" : "start",
+            },
+            name,
+          ),
+        );
         free = x + 10 + name.length * 8;
       }
       return mark;
@@ -131,7 +164,13 @@ export class Timeline {
   cursorMark() {
     if (this.cursor === null) return null;
     const wide = this.area.width / this.numSteps;
-    return svg("rect", { class: "cursor", x: this.x(this.cursor), y: TOP, width: wide, height: this.area.height });
+    return svg("rect", {
+      class: "cursor",
+      x: this.x(this.cursor),
+      y: TOP,
+      width: wide,
+      height: this.area.height,
+    });
   }
 
   point(event) {
@@ -145,8 +184,14 @@ export class Timeline {
     const last = this.numSteps - 1;
     const at = this.cursor ?? last + 1;
     const to = {
-      ArrowLeft: at - 1, ArrowDown: at - 1, ArrowRight: at + 1, ArrowUp: at + 1,
-      PageDown: at - 10, PageUp: at + 10, Home: 0, End: last,
+      ArrowLeft: at - 1,
+      ArrowDown: at - 1,
+      ArrowRight: at + 1,
+      ArrowUp: at + 1,
+      PageDown: at - 10,
+      PageUp: at + 10,
+      Home: 0,
+      End: last,
     }[event.key];
     if (event.key === "Escape") this.look(null);
     if (to === undefined) return;
@@ -164,8 +209,11 @@ export class Timeline {
   say(sums) {
     const step = this.cursor ?? this.numSteps - 1;
     const when = clockSeconds(this.timeline.begin_unix_s + step * this.timeline.step_s);
-    const of = this.shares.filter((share) => this.timeline[this.field][share][step] > 0)
-      .map((share) => `${share.replace("_", " ")} ${duration(this.timeline[this.field][share][step])}`);
+    const of = this.shares
+      .filter((share) => this.timeline[this.field][share][step] > 0)
+      .map(
+        (share) => `${share.replace("_", " ")} ${duration(this.timeline[this.field][share][step])}`,
+      );
     const told = of.length ? `${duration(sums[step])}: ${of.join(", ")}` : "no first token";
     this.element.setAttribute("aria-valuemax", String(this.numSteps - 1));
     this.element.setAttribute("aria-valuenow", String(step));
@@ -192,7 +240,13 @@ export function spark(values) {
     path += `H${step + 1}`;
   });
   return svg(
-    "svg", { class: "spark", viewBox: `0 0 ${values.length} 20`, preserveAspectRatio: "none", "aria-hidden": "true" },
+    "svg",
+    {
+      class: "spark",
+      viewBox: `0 0 ${values.length} 20`,
+      preserveAspectRatio: "none",
+      "aria-hidden": "true",
+    },
     svg("path", { d: path }),
   );
 }

@@ -12,7 +12,8 @@ export class Trace {
     this.dialog = byId("trace");
     byId("trace-close").addEventListener("click", () => this.dialog.close());
     this.dialog.addEventListener("close", () => {
-      if (location.hash.startsWith("#trace=")) history.replaceState(null, "", location.pathname + location.search);
+      if (location.hash.startsWith("#trace="))
+        history.replaceState(null, "", location.pathname + location.search);
       this.from?.focus({ preventScroll: true });
     });
     this.dialog.addEventListener("click", (event) => {
@@ -36,15 +37,18 @@ export class Trace {
     if (!this.dialog.open) this.dialog.showModal();
     byId("trace-title").focus();
     history.replaceState(null, "", `#trace=${encodeURIComponent(id)}`);
-    const [request, why] = await Promise.all([get(`api/requests/${encodeURIComponent(id)}`), get(`api/why/${encodeURIComponent(id)}`)]);
+    const [request, why] = await Promise.all([
+      get(`api/requests/${encodeURIComponent(id)}`),
+      get(`api/why/${encodeURIComponent(id)}`),
+    ]);
     if (this.id !== id) return;
     if (request.problem) byId("trace-body").replaceChildren(h("p", {}, request.problem));
     else this.show(request.answer, why);
   }
 
   show(request, why) {
-    byId("trace-title").textContent = request.ttft_s === null
-      ? "No first token came" : `First token after ${lateness(request)}`;
+    byId("trace-title").textContent =
+      request.ttft_s === null ? "No first token came" : `First token after ${lateness(request)}`;
     byId("trace-body").replaceChildren(
       request.error ? h("p", { class: "trace-error" }, request.error) : "",
       ledger(request, this.shares) ?? "",
@@ -57,10 +61,15 @@ export class Trace {
 
 async function get(path) {
   try {
-    const response = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
+    const response = await fetch(path, {
+      cache: "no-store",
+      signal: AbortSignal.timeout(TIMEOUT_MS),
+    });
     const answer = await response.json();
     if (response.ok) return { answer };
-    return { problem: plain(answer.error ?? answer.message) ?? `The observer said ${response.status}.` };
+    return {
+      problem: plain(answer.error ?? answer.message) ?? `The observer said ${response.status}.`,
+    };
   } catch {
     return { problem: "The observer does not answer." };
   }
@@ -86,10 +95,13 @@ function summary(request) {
     tries: request.attempts > 1 ? String(request.attempts) : "",
     moved: request.migrations ? `${request.migrations} times to another worker` : "",
   };
-  return h("section", {},
+  return h(
+    "section",
+    {},
     h("h3", {}, "What it was"),
     table(Object.entries(facts).filter(([, value]) => value)),
-    h("p", { class: "note" }, h("code", {}, request.trace_id)));
+    h("p", { class: "note" }, h("code", {}, request.trace_id)),
+  );
 }
 
 function ledger(request, shares) {
@@ -97,35 +109,84 @@ function ledger(request, shares) {
   if (total === null) return null;
   const rows = shares.map((share) => {
     const seconds = request.spent_s[share] ?? 0;
-    return h("tr", {},
+    return h(
+      "tr",
+      {},
       h("td", {}, h("span", { class: `swatch ${share}` }), name(share)),
-      h("td", {}, duration(seconds)), h("td", {}, total ? percent(seconds / total) : ""));
+      h("td", {}, duration(seconds)),
+      h("td", {}, total ? percent(seconds / total) : ""),
+    );
   });
-  return h("section", {},
+  return h(
+    "section",
+    {},
     h("h3", {}, "Its ledger"),
     ledgerBar(request, shares, total || 1e-6),
-    h("table", {}, h("tbody", {}, rows, h("tr", {},
-      h("td", {}, "first token"), h("td", {}, duration(total)), h("td", {})))));
+    h(
+      "table",
+      {},
+      h(
+        "tbody",
+        {},
+        rows,
+        h("tr", {}, h("td", {}, "first token"), h("td", {}, duration(total)), h("td", {})),
+      ),
+    ),
+  );
 }
 
 function hops(request) {
   const span = Math.max(request.ttft_s ?? request.duration_s, 1e-6);
-  return h("section", {},
+  return h(
+    "section",
+    {},
     h("h3", {}, "Its hops"),
-    request.hops.map((hop) => h("div", { class: "hop" },
-      h("div", { class: "who" },
-        h("span", {}, `${"› ".repeat(hop.depth)}${hop.name}`),
-        h("span", { class: "faint" }, hop.member_id),
-        h("span", { class: "faint" }, hop.first_token_s === null
-          ? `ended after ${duration(hop.ended_s)}` : `first token after ${duration(hop.first_token_s)}`)),
-      hop.error ? h("p", { class: "error" }, hop.error) : null,
-      hopLane(hop, span),
-      hidden(hop.parts.map(([segment, start, end]) => `${name(segment)} ${duration(end - start)}`).join(", ")),
-      Object.entries(hop.hidden_s).map(([work, seconds]) => h("div", {},
-        h("small", {}, `beside: ${work}, ${duration(seconds)}`), besideLane(seconds, span))),
-      h("details", {}, h("summary", {}, `attributes of ${hop.name}`),
-        table(Object.entries(hop.attributes ?? {}))))),
-    h("p", { class: "note" }, "A hop is drawn in the middle of the time in which its caller waited for it: no two clocks are compared."));
+    request.hops.map((hop) =>
+      h(
+        "div",
+        { class: "hop" },
+        h(
+          "div",
+          { class: "who" },
+          h("span", {}, `${"› ".repeat(hop.depth)}${hop.name}`),
+          h("span", { class: "faint" }, hop.member_id),
+          h(
+            "span",
+            { class: "faint" },
+            hop.first_token_s === null
+              ? `ended after ${duration(hop.ended_s)}`
+              : `first token after ${duration(hop.first_token_s)}`,
+          ),
+        ),
+        hop.error ? h("p", { class: "error" }, hop.error) : null,
+        hopLane(hop, span),
+        hidden(
+          hop.parts
+            .map(([segment, start, end]) => `${name(segment)} ${duration(end - start)}`)
+            .join(", "),
+        ),
+        Object.entries(hop.hidden_s).map(([work, seconds]) =>
+          h(
+            "div",
+            {},
+            h("small", {}, `beside: ${work}, ${duration(seconds)}`),
+            besideLane(seconds, span),
+          ),
+        ),
+        h(
+          "details",
+          {},
+          h("summary", {}, `attributes of ${hop.name}`),
+          table(Object.entries(hop.attributes ?? {})),
+        ),
+      ),
+    ),
+    h(
+      "p",
+      { class: "note" },
+      "A hop is drawn in the middle of the time in which its caller waited for it: no two clocks are compared.",
+    ),
+  );
 }
 
 function whyNotHit(why) {
@@ -133,11 +194,16 @@ function whyNotHit(why) {
   if (why.problem) return section(h("p", { class: "none" }, why.problem));
   const { summary, lost_tokens: lost, evidence, also, difference, change } = why.answer;
   return section(
-    h("div", { class: "why" },
+    h(
+      "div",
+      { class: "why" },
       h("p", {}, sentence(summary)),
       lost ? h("p", { class: "faint" }, `${lost} tokens were computed for it.`) : null,
-      (evidence ?? []).map((each) => h("p", { class: "faint" }, sentence(each)))),
-    (also ?? []).map((each) => h("p", { class: "note" }, `Also, for ${each.lost_tokens} tokens: ${each.summary}.`)),
+      (evidence ?? []).map((each) => h("p", { class: "faint" }, sentence(each))),
+    ),
+    (also ?? []).map((each) =>
+      h("p", { class: "note" }, `Also, for ${each.lost_tokens} tokens: ${each.summary}.`),
+    ),
     table([...flat(difference ?? {}), ...flat(change ?? {})]),
   );
 }
@@ -145,8 +211,22 @@ function whyNotHit(why) {
 const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
 
 function table(rows) {
-  return h("table", { class: "wide" }, h("tbody", {}, rows.map(([key, value]) => h("tr", {},
-    h("th", { scope: "row" }, key), h("td", {}, typeof value === "string" ? value : JSON.stringify(value))))));
+  return h(
+    "table",
+    { class: "wide" },
+    h(
+      "tbody",
+      {},
+      rows.map(([key, value]) =>
+        h(
+          "tr",
+          {},
+          h("th", { scope: "row" }, key),
+          h("td", {}, typeof value === "string" ? value : JSON.stringify(value)),
+        ),
+      ),
+    ),
+  );
 }
 
 // Of nested answers, one row a value.

@@ -4,8 +4,16 @@
 import { chromium } from "playwright-core";
 
 const [executablePath, url, folder] = process.argv.slice(2);
-const PHONE = { viewport: { width: 360, height: 740 }, deviceScaleFactor: 2, isMobile: true, hasTouch: true, colorScheme: "dark" };
+const PHONE = {
+  viewport: { width: 360, height: 740 },
+  deviceScaleFactor: 2,
+  isMobile: true,
+  hasTouch: true,
+  colorScheme: "dark",
+};
 const DESKTOP = { viewport: { width: 1280, height: 860 }, colorScheme: "light" };
+
+const PATIENCE_MS = 120000;
 
 function watchShifts() {
   window.shift = 0;
@@ -16,6 +24,8 @@ function watchShifts() {
 
 async function open(browser, options) {
   const context = await browser.newContext(options);
+  context.setDefaultTimeout(PATIENCE_MS);
+  context.setDefaultNavigationTimeout(PATIENCE_MS);
   const page = await context.newPage();
   const problems = [];
   page.on("console", (message) => {
@@ -28,7 +38,7 @@ async function open(browser, options) {
   });
   await page.addInitScript(watchShifts);
   await page.goto(url);
-  await page.waitForSelector("body[data-ready]", { timeout: 30000 });
+  await page.waitForSelector("body[data-ready]");
   return { context, page, problems, elsewhere };
 }
 
@@ -52,15 +62,18 @@ async function look({ page, problems, elsewhere }) {
     pwned: await page.evaluate(() => window.pwned ?? null),
     shift: await page.evaluate(() => window.shift),
     overflow: await page.evaluate(() => document.documentElement.scrollWidth - innerWidth),
-    nameless: await page.evaluate(() => [...document.querySelectorAll("button, a")]
-      .filter((each) => !each.textContent.trim()).length),
+    nameless: await page.evaluate(
+      () =>
+        [...document.querySelectorAll("button, a")].filter((each) => !each.textContent.trim())
+          .length,
+    ),
   };
 }
 
 async function trace(page) {
   const first = page.locator("#slow button").first();
   await first.click();
-  await page.waitForSelector("#trace .hop", { timeout: 30000 });
+  await page.waitForSelector("#trace .hop");
   await page.locator("#trace details summary").first().click();
   const seen = {
     title: await page.textContent("#trace-title"),
@@ -80,7 +93,7 @@ async function trace(page) {
   await page.goto(`${url}#`);
   await page.goto(`${url}${seen.hash}`);
   await page.reload();
-  await page.waitForSelector("#trace .hop", { timeout: 30000 });
+  await page.waitForSelector("#trace .hop");
   seen.opensByAddress = await opened(page);
   await page.keyboard.press("Escape");
   return seen;
@@ -101,10 +114,10 @@ async function loss({ context, page }) {
   const shown = () => page.isVisible("#lost");
   const before = await shown();
   await context.setOffline(true);
-  await page.waitForSelector("#lost:not([hidden])", { timeout: 30000 });
+  await page.waitForSelector("#lost:not([hidden])");
   const text = await page.textContent("#lost");
   await context.setOffline(false);
-  await page.waitForSelector("#lost", { state: "hidden", timeout: 30000 });
+  await page.waitForSelector("#lost", { state: "hidden" });
   return { before, text, after: await shown() };
 }
 
