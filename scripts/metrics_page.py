@@ -15,7 +15,7 @@ from kvstore import metrics as kvstore
 from router import operators as router
 from services.core.metrics import Metric
 from services.gateway import metrics as gateway
-from services.observer.exposition import prometheus_name
+from services.observer.exposition import series_names
 from services.observer.metrics import OWN_METRICS
 from services.observer.request_metrics import RequestMetrics
 from services.observer.series import Kind
@@ -41,18 +41,6 @@ def sections() -> Iterator[Section]:
     yield _of_samples("Workers", worker.METRICS)
     yield _of_samples("KV stores", kvstore.METRICS)
     yield _of_samples("The observer", OWN_METRICS)
-
-
-def series_names(metric: Metric, kind: Kind) -> Iterator[str]:
-    """What its series are called in PromQL."""
-    name = prometheus_name(metric)
-    match kind:
-        case Kind.COUNTER:
-            yield f"{name}_total"
-        case Kind.GAUGE | Kind.SUMMARY:
-            yield name
-        case Kind.HISTOGRAM:
-            yield from (f"{name}_{suffix}" for suffix in ("bucket", "count", "sum"))
 
 
 def make(page: str) -> str:

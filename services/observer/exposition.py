@@ -23,6 +23,12 @@ from services.observer.series import Family, Kind, Point
 _UNITS = {"s": "seconds", "By": "bytes", "1": "ratio"}
 _PER = {"s": "second"}
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_]+")
+_SUFFIXES = {
+    Kind.COUNTER: ("_total",),
+    Kind.GAUGE: ("",),
+    Kind.HISTOGRAM: ("_bucket", "_count", "_sum"),
+    Kind.SUMMARY: ("",),
+}
 _ANNOTATION = re.compile(r"\{[^}]*\}")
 
 
@@ -41,7 +47,7 @@ def render(families: Iterable[Family], accept: str = "") -> Rendered:
 
 def prometheus_name(metric: Metric) -> str:
     """Without the _total of a counter."""
-    name = _NOT_IN_NAMES.sub("_", metric.name).strip("_")
+    name = _plain(metric.name)
     unit = prometheus_unit(metric.unit)
     return name if not unit or name.endswith(f"_{unit}") else f"{name}_{unit}"
 
@@ -52,7 +58,12 @@ def prometheus_unit(unit: str) -> str:
     words = [_UNITS.get(what, what)] if what else []
     if per:
         words += ["per", _PER.get(per, per)]
-    return "_".join(words)
+    return _NOT_IN_NAMES.sub("_", "_".join(words)).strip("_")
+
+
+def series_names(metric: Metric, kind: Kind) -> tuple[str, ...]:
+    """What its series are called in PromQL."""
+    return tuple(prometheus_name(metric) + suffix for suffix in _SUFFIXES[kind])
 
 
 class _Collected(Collector):
@@ -60,19 +71,28 @@ class _Collected(Collector):
         self._families = families
 
     def collect(self) -> Iterator[PrometheusMetric]:
-        return map(_to_prometheus, self._families)
+        """Of two that would share a name, the first: else Prometheus would take nothing at all."""
+        taken: set[str] = set()
+        for family in self._families:
+            names = {prometheus_name(family.metric), *series_names(family.metric, family.kind)}
+            if taken.isdisjoint(names):
+                taken |= names
+                yield _to_prometheus(family)
 
 
 def _to_prometheus(family: Family) -> PrometheusMetric:
     name = prometheus_name(family.metric)
     told = PrometheusMetric(name, family.metric.text, family.kind.value)
-    suffix = "_total" if family.kind is Kind.COUNTER else ""
+    seen: set[frozenset[tuple[str, str]]] = set()
     for point in family.points:
         labels = _labels(point)
+        if (key := frozenset(labels.items())) in seen:
+            continue
+        seen.add(key)
         if family.kind is Kind.HISTOGRAM:
             _add_buckets(told, name, labels, family, point)
         else:
-            told.add_sample(name + suffix, labels, point.value)
+            told.add_sample(series_names(family.metric, family.kind)[0], labels, point.value)
     return told
 
 
@@ -94,4 +114,10 @@ def _labels(point: Point) -> dict[str, str]:
     identity: Labels = ()
     if point.member_id:
         identity = (("service", point.service), ("instance", point.member_id))
-    return {_NOT_IN_NAMES.sub("_", name): value for name, value in (*point.labels, *identity)}
+    return {_plain(name): value for name, value in (*point.labels, *identity)}
+
+
+def _plain(name: str) -> str:
+    """Letters, digits and underscores; two of those at the beginning are Prometheus' own."""
+    plain = _NOT_IN_NAMES.sub("_", name).strip("_")
+    return plain if plain[:1].isalpha() else f"x_{plain}"

@@ -29,6 +29,9 @@ MAX_SAMPLES = 2000
 # Names of metrics that processes tell.
 MAX_METRICS = 1000
 MAX_STAGES = 16
+# Of one series.
+MAX_LABELS = 16
+MAX_CHARACTERS = 200
 
 _BUBBLES = Metric(
     "firsttoken.worker.engine.bubble",
@@ -87,20 +90,30 @@ class Metrics:
 
     def describe(self, metric: Metric) -> None:
         """Whoever says it last is believed."""
-        if metric.name in self._infos or len(self._infos) < MAX_METRICS:
-            self._infos[metric.name] = metric
+        if len(metric.name) <= MAX_CHARACTERS and (
+            metric.name in self._infos or len(self._infos) < MAX_METRICS
+        ):
+            self._infos[metric.name] = metric._replace(text=metric.text[:MAX_CHARACTERS])
 
     def hear(self, reading: Reading) -> None:
         series = self._told.setdefault(Sender(reading.service, reading.member_id), {})
         key = reading.name, reading.labels
-        is_known = reading.name in self._infos
-        if not is_known and len(self._infos) < MAX_METRICS:
-            # A level, until somebody says what it is.
-            self._infos[reading.name] = Metric(reading.name, "", reading.name, False)
-        elif not is_known or (key not in series and len(series) >= MAX_SAMPLES):
+        if key not in series and not self._has_room_for(reading, len(series)):
             self._num_refused += 1
             return
+        # A level, until somebody says what it is.
+        unknown = Metric(reading.name, "", reading.name, False)
+        self._infos.setdefault(reading.name, unknown)
         series[key] = _Told(reading.value, reading.unix_s)
+
+    def _has_room_for(self, reading: Reading, num_series: int) -> bool:
+        texts = (reading.name, *(text for pair in reading.labels for text in pair))
+        return (
+            num_series < MAX_SAMPLES
+            and len(reading.labels) <= MAX_LABELS
+            and max(map(len, texts)) <= MAX_CHARACTERS
+            and (reading.name in self._infos or len(self._infos) < MAX_METRICS)
+        )
 
     def add(self, request: Request) -> None:
         self._requests.add(request)

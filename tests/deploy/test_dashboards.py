@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from scripts import dashboard, metrics_page
+from services.observer.exposition import series_names
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RULES = (ROOT / "deploy" / "prometheus" / "rules.yml").read_text()
@@ -23,7 +24,7 @@ KNOWN = {
     name
     for section in metrics_page.sections()
     for metric, kind in section.metrics
-    for name in metrics_page.series_names(metric, kind)
+    for name in series_names(metric, kind)
 }
 RECORDS = set(re.findall(r"record: (\S+)", RULES))
 
@@ -64,7 +65,7 @@ def test_two_metrics_never_share_a_name() -> None:
     kinds: dict[str, str] = {}
     for section in metrics_page.sections():
         for metric, kind in section.metrics:
-            for name in metrics_page.series_names(metric, kind):
+            for name in series_names(metric, kind):
                 assert kinds.setdefault(name, metric.name) == metric.name
 
 

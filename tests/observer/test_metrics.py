@@ -2,17 +2,18 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from services.core.ledger import Segment
-from services.core.metrics import Metric
+from services.core.metrics import Labels, Metric
 from services.observer.exposition import prometheus_name, render
 from services.observer.metrics import MAX_SAMPLES, STALE_S, Metrics, Sender
 from services.observer.model import BubbleSum, Member, Reading
@@ -23,7 +24,10 @@ from tests.observer.made import SPENT_S, a_failure, a_hop, a_request
 NOW_S = 1_800_000_000.0
 BUSY = Metric("firsttoken.worker.engine.busy", "s", "Time inside the engine.", True)
 
-Labels = frozenset[tuple[str, str]]
+# https://prometheus.io/docs/instrumenting/exposition_formats/
+SAMPLE = r"[a-zA-Z_:][a-zA-Z0-9_:]*(\{([a-zA-Z_][a-zA-Z0-9_]*=\"([^\"\\]|\\.)*\",?)*\})? \S+$"
+
+Set = frozenset[tuple[str, str]]
 
 
 class Scraped:
@@ -31,7 +35,7 @@ class Scraped:
 
     def __init__(self, metrics: Metrics, *, now_s: float = NOW_S) -> None:
         self.text = render(metrics.families(now_s)).body.decode()
-        self.values: dict[str, dict[Labels, float]] = {}
+        self.values: dict[str, dict[Set, float]] = {}
         for family in parse(self.text):
             for sample in family.samples:
                 labels = frozenset(sample.labels.items())
@@ -160,6 +164,7 @@ def test_whatever_errors_and_hidden_work_are_called_there_are_few_series() -> No
     assert scraped.of("firsttoken_ttft_hidden_seconds_total") == pytest.approx(3.0)
 
 
+@settings(max_examples=25)
 @given(st.lists(st.floats(0, 100), min_size=1))
 def test_every_bucket_holds_what_is_not_above_its_bound(ttfts_s: list[float]) -> None:
     scraped = scrape(a_request(ttft_s=ttft_s) for ttft_s in ttfts_s)
@@ -255,6 +260,41 @@ def test_text_from_outside_cannot_break_the_format() -> None:
         labels = [sample.labels for family in families for sample in family.samples]
         assert any(each.get("tenant") == evil for each in labels)
         assert any(evil in each.values() and each.get("instance") == "id\n" for each in labels)
+
+
+NAMES = st.text(max_size=8) | st.sampled_from(
+    ["", "1", "a.b", "a_b", "a.b.total", "le", "service", "__name__", "firsttoken.requests"]
+)
+LABELS = st.dictionaries(NAMES, st.text(max_size=8), max_size=3).map(
+    lambda labels: tuple(sorted(labels.items()))
+)
+
+
+@settings(max_examples=25)
+@given(
+    described=st.lists(
+        st.builds(
+            Metric, NAMES, st.sampled_from(["", "s", "By/s", "{x}/s", "\n"]), NAMES, st.booleans()
+        )
+    ),
+    told=st.lists(st.tuples(NAMES, NAMES, LABELS, st.floats())),
+)
+def test_whatever_processes_tell_the_rest_can_be_read(
+    described: list[Metric], told: list[tuple[str, str, Labels, float]]
+) -> None:
+    metrics = Metrics()
+    metrics.add(a_request())
+    for metric in described:
+        metrics.describe(metric)
+    for service, name, labels, value in told:
+        metrics.hear(Reading(NOW_S, service, service, name, labels, value))
+    scraped = Scraped(metrics)
+    assert scraped.of("firsttoken_requests_total") == 1
+    text = scraped.text
+    for line in text.rstrip("\n").split("\n"):
+        assert line.startswith("# ") or re.match(SAMPLE, line), line
+    types = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
+    assert len(types) == len(set(types))
 
 
 def test_openmetrics_is_for_those_who_ask_for_it() -> None:
