@@ -44,6 +44,12 @@ ROUTING_COST_S: Final = "firsttoken.routing.cost_s"
 PREDICTED_TOKENS: Final = "firsttoken.routing.predicted_cached_tokens"
 ACTUAL_TOKENS: Final = "firsttoken.routing.actual_cached_tokens"
 BEST_ELSEWHERE_TOKENS: Final = "firsttoken.routing.best_elsewhere_cached_tokens"
+# Of a prompt that was not all in a cache, as the observer explains it (services/observer/why.py):
+# the cause, a sentence, the tokens it cost; text only where observer.show_text allows it.
+MISS_CAUSE: Final = "firsttoken.cache_miss.cause"
+MISS_SUMMARY: Final = "firsttoken.cache_miss.summary"
+MISS_TOKENS: Final = "firsttoken.cache_miss.lost_tokens"
+MISS_TEXT: Final = "firsttoken.cache_miss.text"
 # Between two tokens; absent for an answer of one.
 TPOT_MS: Final = "firsttoken.tpot_ms"
 

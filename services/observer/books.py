@@ -16,7 +16,7 @@ from services.observer.hearing import Teller, read_eviction, read_hops, read_pro
 from services.observer.history import History
 from services.observer.mesh_state import Configurations, to_member
 from services.observer.metrics import Metrics, Sender
-from services.observer.model import BubbleSum, Member, Reading, Window
+from services.observer.model import BubbleSum, Member, Reading, Request, Window
 from services.observer.prompts import PromptStore
 from services.observer.requests import Assembly, Settled
 from services.observer.sampling import TailRule
@@ -24,13 +24,13 @@ from services.observer.series import Family
 from services.observer.window import RecentBubbles, RecentReadings, RecentRequests
 
 if TYPE_CHECKING:
-    from services.observer.spans import SpanExporter
+    from services.observer.explained_spans import ExplainedSpans
 
 
 class Books:
     """Filled by what processes tell, read by whoever asks. It lives on one event loop."""
 
-    def __init__(self, snapshot: Snapshot, exporter: SpanExporter | None) -> None:
+    def __init__(self, snapshot: Snapshot, spans: ExplainedSpans | None) -> None:
         settings = snapshot.config.observer
         window_s = settings.window_minutes * 60
         self.requests = RecentRequests(window_s=window_s, max_requests=settings.max_requests)
@@ -45,7 +45,8 @@ class Books:
         self.members: tuple[Member, ...] = ()
         self._assembly = Assembly()
         self._tail = TailRule(slow_ttft_s=settings.slow_ttft_ms / 1e3)
-        self._exporter = exporter
+        self._spans = spans
+        self._block_tokens = snapshot.config.mesh.block_tokens
         self.model = snapshot.config.mesh.model
         self.shows_text = settings.show_text
         # Of the smallest worker; None: there is none.
@@ -155,9 +156,17 @@ class Books:
         kept = [request for request in joined.new if self._tail.keep(request)]
         kept += [request for request in joined.completed if self._tail.would_keep(request)]
         spans = {hop.span_id for request in kept for hop in request.hops}
-        for hop in settled.hops:
-            if self._exporter is not None and (hop.sampled or hop.span_id in spans):
-                self._exporter.export(hop)
+        exported = [hop for hop in settled.hops if hop.sampled or hop.span_id in spans]
+        if self._spans is not None and exported:
+            missed = [request for request in joined.new if self._has_missed(request)]
+            self._spans.export(
+                exported, frozenset(hop.span_id for request in missed for hop in request.hops)
+            )
+
+    def _has_missed(self, request: Request) -> bool:
+        """The last token is computed in any case, and so is what is no full block."""
+        size = self._block_tokens
+        return max(0, request.prompt_tokens - 1) // size > request.cached_tokens // size
 
     def check_integrity(self) -> None:
         self._assembly.check_integrity()

@@ -106,13 +106,13 @@ def nearest(prompt: KeptPrompt, others: Sequence[Past]) -> tuple[Past | None, in
     """The one with the longest common start, and how many tokens that is; the latest of equals."""
     shared = [shared_blocks(prompt.contents, past.prompt.contents) for past in others]
     most_blocks = max(shared, default=0)
+    near = [past for past, num in zip(others, shared, strict=True) if num == most_blocks]
     token_ids = prompt.token_ids
-    best, most = None, 0
-    for past, num_blocks in zip(others, shared, strict=True):
-        if num_blocks == most_blocks:
-            tokens = common_tokens(token_ids, past.prompt.token_ids)
-            if tokens and tokens >= most:
-                best, most = past, tokens
+    best, most = None, most_blocks * prompt.block_tokens
+    for past in near[-MOST_CANDIDATES:]:
+        tokens = common_tokens(token_ids, past.prompt.token_ids)
+        if tokens and tokens >= most:
+            best, most = past, tokens
     return best, most
 
 

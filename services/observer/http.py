@@ -42,9 +42,9 @@ class BadQuery(Exception):
 
 
 class Api:
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: Books, answers: Answers) -> None:
         self._books = books
-        self._answers = Answers(books)
+        self._answers = answers
 
     async def state(self, request: HttpRequest) -> Response:
         findings = (await self._answers.doctor())["findings"]
@@ -90,8 +90,8 @@ class Api:
         return as_json(rows.describe_trace(found[-1]))
 
 
-def make_app(books: Books) -> ASGIApp:
-    api = Api(books)
+def make_app(books: Books, answers: Answers | None = None) -> ASGIApp:
+    api = Api(books, answers or Answers(books))
     app = Starlette(
         routes=[
             Route("/api/state", api.state),

@@ -9,7 +9,9 @@ from contextlib import AsyncExitStack
 
 from firsttoken.control.v1 import control_pb2
 from firsttoken.observer.v1 import observer_pb2_grpc
+from services.observer.answers import Answers
 from services.observer.books import Books
+from services.observer.explained_spans import ExplainedSpans
 from services.observer.http import make_app
 from services.observer.page_server import PageServer
 from services.observer.service import SERVICE_NAME, ObserverService
@@ -60,14 +62,18 @@ class ObserverNode(Resource):
         control = await stack.enter_async_context(
             ControlClient(self._control, self._member(), tls=self._tls)
         )
-        exporter = None
+        spans = None
         if endpoint := control.snapshot.config.telemetry.otlp_endpoint:
             # Only then: importing the SDK takes longer than starting without it.
             from services.observer.spans import SpanExporter
 
             exporter = SpanExporter(endpoint)
             stack.push_async_callback(exporter.close)
-        self._books = Books(control.snapshot, exporter)
+            spans = await stack.enter_async_context(ExplainedSpans(exporter.export))
+        self._books = Books(control.snapshot, spans)
+        answers = Answers(self._books)
+        if spans is not None:
+            spans.explain = answers.why
         if endpoint:
             from services.observer.otlp_metrics import OtlpMetrics
 
@@ -78,7 +84,7 @@ class ObserverNode(Resource):
         control.on_members(self._books.update_members)
         ticking = asyncio.create_task(self._keep_ticking(), name="observer clock")
         stack.push_async_callback(end_tasks, [ticking])
-        page = PageServer(make_app(self._books), self._listen, tls=self._tls)
+        page = PageServer(make_app(self._books, answers), self._listen, tls=self._tls)
         await stack.enter_async_context(page)
         server = MeshServer(self._report_listen, service_names=[SERVICE_NAME], tls=self._tls)
         observer_pb2_grpc.add_ObserverServiceServicer_to_server(

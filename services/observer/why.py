@@ -51,7 +51,7 @@ def explain(
     spelling: Spelling | None = None,
     show_text: bool = False,
 ) -> dict[str, Any]:
-    """Raises UnknownTrace."""
+    """`trace_id`: or the id of a span in it. Raises UnknownTrace."""
     request = _find(trace_id, window)
     past = read_past(window, prompts)
     own = next((each for each in past if each.request is request), None)
@@ -89,6 +89,8 @@ def explain(
 def _find(trace_id: str, window: Window) -> Request:
     wanted = trace_id.strip().lower()
     found = [each for each in window.requests if each.trace_id == wanted]
+    if not found:
+        found = [each for each in window.requests if wanted in {h.span_id for h in each.hops}]
     if not found and len(wanted) >= MIN_ID_DIGITS:
         found = [each for each in window.requests if each.trace_id.startswith(wanted)]
     if not found:

@@ -14,9 +14,14 @@ import orjson
 import pytest
 
 from firsttoken.observer.v1 import observer_pb2, observer_pb2_grpc
+from router.prompt import Prompt
+from router.telling import Telling
 from services.control.node import ControlNode
+from services.core import attributes as names
 from services.core import config
+from services.core.keys import extend_keys, join_keys, root_key
 from services.core.ledger import Ledger, Segment
+from services.core.tokens import pack
 from services.observer import requests
 from services.observer.books import Books
 from services.observer.node import ObserverNode
@@ -153,7 +158,7 @@ async def test_what_makes_no_sense_is_refused_and_the_observer_goes_on() -> None
 
 
 async def test_each_field_of_a_hop_is_checked() -> None:
-    names, [good] = orjson.loads(hops.encode([told()], 0))
+    fields, [good] = orjson.loads(hops.encode([told()], 0))
     bad: dict[int, list[Any]] = {
         1: ["", "x", 7, None],
         2: ["0" * 15],
@@ -173,7 +178,7 @@ async def test_each_field_of_a_hop_is_checked() -> None:
         for place, values in bad.items():
             for value in values:
                 row = [*good[:place], value, *good[place + 1 :]]
-                batch = orjson.dumps([names, [row]])
+                batch = orjson.dumps([fields, [row]])
                 bad_hop = observer_pb2.ReportRequest(sender=SENDER, hops_json=[batch])
                 assert "hops_json: " in await refusal(observed, bad_hop), (place, value)
         observed.books.check_integrity()
@@ -194,6 +199,42 @@ async def test_spans_of_slow_and_failed_requests_are_exported_whatever_the_head_
         exported = {span.trace_id.hex() for span in collector.spans}
 
     assert exported == {each.context.trace_id for each in (slow, failed, chosen)}
+
+
+def with_prompt(tenant: str) -> observer_pb2.ReportRequest:
+    """Of 100 tokens, the same for everybody, none of them cached."""
+    prompt_ids = pack(range(100))
+    root = root_key(model="m", block_tokens=64, tenant=tenant)
+    prompt = Prompt(prompt_ids, join_keys([root, *extend_keys(root, prompt_ids, 64)]), 64)
+    request = told()._replace(
+        attributes={names.TENANT: tenant, names.INPUT_TOKENS: 100, names.CACHED_TOKENS: 0}
+    )
+    context = request.context
+    given = Telling().message(
+        prompt, trace_id=context.trace_id, span_id=context.span_id, tenant=tenant, now_s=0.0
+    )
+    return message(request, prompts=[given])
+
+
+async def test_why_a_prompt_missed_is_told_and_is_on_its_span() -> None:
+    async with collecting() as collector:
+        telemetry = {"otlp_endpoint": collector.endpoint}
+        async with observing(telemetry=telemetry) as observed:
+            await observed.tell(with_prompt("ada"), with_prompt("bob"))
+            await eventually(lambda: len(observed.books.requests) == 2)
+            trace_id = list(observed.books.requests)[-1].trace_id
+            assert (await observed.get(f"/api/why/{trace_id}"))["cause"] == "other_tenant"
+            assert (await observed.get("/api/hygiene"))["requests"] == 0
+            await eventually(lambda: len(collector.spans) == 4)
+        span = next(
+            each
+            for each in collector.spans
+            if each.trace_id.hex() == trace_id and each.name == "router.generate"
+        )
+
+    found = {each.key: each.value.string_value for each in span.attributes}
+    assert found[names.MISS_CAUSE] == "other_tenant"
+    assert "prefixes are not shared" in found[names.MISS_SUMMARY]
 
 
 async def test_leaving_does_not_wait_for_those_who_tell() -> None:
