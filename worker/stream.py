@@ -10,6 +10,7 @@ from typing import NamedTuple
 from services.core.errors import MeshError
 from worker.engines.contract import DisaggregatedParams
 from worker.messages import (
+    Cancel,
     Command,
     Compute,
     ExportedBlock,
@@ -119,7 +120,10 @@ class TokenStream:
 
     def first_token(self, token: Token) -> None:
         """Another worker has sampled it: it is passed on at once."""
-        self._send(FirstToken(self.request_id, token.token_id))
+        if token.finish:  # else the core would go on behind the end
+            self._send(Cancel(self.request_id))
+        else:
+            self._send(FirstToken(self.request_id, token.token_id))
         self.push(token)
 
     def fetch(self, params: DisaggregatedParams) -> None:

@@ -222,11 +222,15 @@ async def test_an_answer_that_began_elsewhere_is_handed_off_with_what_was_told(
 
 
 async def test_a_first_token_that_ends_the_answer_cancels_the_transfer(pair: Pair) -> None:
+    before = pair.decode.load
     answered = await answer(pair, ask(pair, 1, max_tokens=1))
     await idle(pair)
+    load = pair.decode.load
 
     assert len(answered.token_ids) == 1
     assert answered.finished.finish_reason == common_pb2.FINISH_REASON_LENGTH
+    assert load.prompt_tokens_evaluated == before.prompt_tokens_evaluated
+    assert load.decode_tokens_evaluated == before.decode_tokens_evaluated
 
 
 async def test_clients_that_leave_at_any_moment_free_both_sides(pair: Pair) -> None:
