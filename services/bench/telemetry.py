@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import statistics
 import time
@@ -25,6 +26,7 @@ from services.runtime.telemetry import TraceContext
 
 CONFIG = parse({"worker": {"engine": "simulated", "num_slots": 32}})
 SETTING = "observer.enabled"
+OBSERVER = "observer"
 CONCURRENCY = 16
 NUM_PROMPTS, PROMPT_WORDS, ANSWER_TOKENS = 32, 150, 8
 NUM_WARM_UP = 200
@@ -68,23 +70,19 @@ async def measure(
             await configure(control, {SETTING: enabled})
             await asyncio.sleep(SETTLE_S)
             turns[enabled].append(await _turn(url, pids, requests_per_turn))
-    idle = {}
+    idle_s = {}
     for enabled in (False, True):
         await configure(control, {SETTING: enabled})
         await asyncio.sleep(SETTLE_S)
-        idle[enabled] = await _spend(pids, asyncio.sleep(IDLE_S))
+        idle_s[enabled] = await _spend(pids, asyncio.sleep(IDLE_S))
+    idle = {name: (idle_s[True][name] - idle_s[False][name]) / IDLE_S for name in pids}
     return {
         "requests": 2 * num_turns * requests_per_turn,
-        "requests_per_s": {
-            "off": _rate(turns[False]),
-            "on": _rate(turns[True]),
-        },
+        "requests_per_s": {"off": _rate(turns[False]), "on": _rate(turns[True])},
         "cpu_us_per_request": _rows(turns),
-        "request_processes": _total(turns, _is_serving),
-        "observer_us_per_request": _mean([_us(turn, "observer") for turn in turns[True]]),
-        "idle_cpu_ms_per_s": {
-            name: (idle[True][name] - idle[False][name]) / IDLE_S * 1e3 for name in pids
-        },
+        "request_processes": _serving(turns, idle),
+        "observer_us_per_request": _mean([_us(turn, OBSERVER) for turn in turns[True]]),
+        "added_when_idle_us_per_s": {name: added * 1e6 for name, added in idle.items()},
         "loop": await _compare_feeds(control, feed_s),
     }
 
@@ -96,7 +94,7 @@ async def _find_processes(control: str) -> dict[str, int]:
         "router": control_pb2.MEMBER_ROLE_ROUTER,
         "tokenizer": control_pb2.MEMBER_ROLE_TOKENIZER,
         "worker": control_pb2.MEMBER_ROLE_WORKER,
-        "observer": control_pb2.MEMBER_ROLE_OBSERVER,
+        OBSERVER: control_pb2.MEMBER_ROLE_OBSERVER,
     }
     found = {}
     async with open_channel(control) as channel:
@@ -154,32 +152,30 @@ def _request(url: str, number: int) -> bytes:
 
 
 def _rows(turns: Mapping[bool, Sequence[Turn]]) -> list[dict[str, Any]]:
-    names = list(turns[True][0].cpu_s)
-    return [
-        {
-            "process": name,
-            "off": _mean([_us(turn, name) for turn in turns[False]]),
-            "on": _mean([_us(turn, name) for turn in turns[True]]),
-            **_difference([_us(turn, name) for turn in turns[True]],
-                          [_us(turn, name) for turn in turns[False]]),
-        }
-        for name in names
-    ]  # fmt: skip
+    rows = []
+    for name in turns[True][0].cpu_s:
+        off, on = ([_us(turn, name) for turn in turns[enabled]] for enabled in (False, True))
+        rows.append({"process": name, "off": _mean(off), "on": _mean(on), **_difference(on, off)})
+    return rows
 
 
-def _total(turns: Mapping[bool, Sequence[Turn]], is_counted: Any) -> dict[str, float]:
-    sums = {
-        enabled: [
-            sum(_us(turn, name) for name in turn.cpu_s if is_counted(name))
-            for turn in turns[enabled]
-        ]
-        for enabled in (True, False)
+def _serving(turns: Mapping[bool, Sequence[Turn]], idle: Mapping[str, float]) -> dict[str, float]:
+    """Of all but the observer, together. What is told once a second, whatever comes, is spread
+    over the requests of that second: it is also told apart.
+    """
+    off, on = (
+        [sum(_us(turn, name) for name in turn.cpu_s if name != OBSERVER) for turn in turns[enabled]]
+        for enabled in (False, True)
+    )
+    each_second = sum(added for name, added in idle.items() if name != OBSERVER)
+    seconds = [(turn.took_s + SETTLE_S) / turn.num_requests for turn in turns[True]]
+    found = _difference(on, off)
+    each_second_us = each_second * _mean(seconds) * 1e6
+    return {
+        **found,
+        "of_which_each_second_us": each_second_us,
+        "of_which_each_request_us": found["added_us"] - each_second_us,
     }
-    return _difference(sums[True], sums[False])
-
-
-def _is_serving(name: str) -> bool:
-    return name != "observer"
 
 
 def _difference(on: Sequence[float], off: Sequence[float]) -> dict[str, float]:
@@ -206,6 +202,9 @@ async def _compare_feeds(control: str, feed_s: float) -> dict[str, Any]:
     async with open_channel(control) as channel:
         stub = control_pb2_grpc.ControlServiceStub(channel)
         observers = await list_members(stub, control_pb2.MEMBER_ROLE_OBSERVER)
+    # As in every process that serves.
+    gc.collect()
+    gc.freeze()
     feeds = {}
     for enabled in (False, True):
         async with Reporter(service="bench", member_id="bench") as reporter:

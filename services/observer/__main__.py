@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from services.observer.node import ObserverNode
 from services.runtime.process import add_options, read_options, run_node
+from services.runtime.tls import require_private
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = read_options("observer", parsed)
 
     def make_node() -> ObserverNode:
+        if options.tls_dir is None and parsed.report_listen:
+            require_private(parsed.report_listen, insecure=options.insecure)
         return ObserverNode(
             control=options.control,
             listen=options.listen,

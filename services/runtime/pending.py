@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from firsttoken.observer.v1 import observer_pb2
-from services.runtime.hops import Told
+from services.runtime import hops
 
-MAX_HOPS = 8192
+# Written as one. While they wait as objects, each collection of garbage has to look at them.
+BATCH_HOPS = 32
+MAX_BATCHES = 256
+# In one message.
+MOST_BATCHES = 64
 MAX_PROMPT_BYTES = 4 << 20
 MAX_EVICTED = 65_536
+
+
+class Batch(NamedTuple):
+    num_hops: int
+    data: bytes
 
 
 class Pending:
     def __init__(self) -> None:
         # Hops that could not be told, since the process's start.
         self.num_dropped = 0
-        self._hops: deque[Told] = deque()
+        self._fresh: list[hops.Told] = []
+        self._batches: deque[Batch] = deque()
         self._prompts: deque[observer_pb2.Prompt] = deque()
         self._prompt_bytes = 0
         self._evicted: deque[tuple[str, bytes]] = deque(maxlen=MAX_EVICTED)
@@ -25,24 +37,25 @@ class Pending:
 
     @property
     def has_hops(self) -> bool:
-        return bool(self._hops)
+        return bool(self._fresh or self._batches)
 
-    def add_hop(self, told: Told) -> None:
-        if len(self._hops) >= MAX_HOPS:
-            self._hops.popleft()
-            self.num_dropped += 1
-        self._hops.append(told)
+    def add_hop(self, told: hops.Told) -> None:
+        self._fresh.append(told)
+        if len(self._fresh) >= BATCH_HOPS:
+            self._write_fresh()
 
-    def take_hops(self, most: int) -> list[Told]:
-        """The oldest."""
-        return [self._hops.popleft() for _ in range(min(most, len(self._hops)))]
+    def move_hops(self, message: observer_pb2.ReportRequest) -> list[Batch]:
+        """The oldest, into the message."""
+        if self._fresh:
+            self._write_fresh()
+        taken = [self._batches.popleft() for _ in range(min(MOST_BATCHES, len(self._batches)))]
+        message.hops_json.extend(batch.data for batch in taken)
+        return taken
 
-    def put_back(self, taken: Sequence[Told]) -> None:
+    def put_back(self, taken: Sequence[Batch]) -> None:
         """They were not told after all. They are older than what is here."""
-        room = max(0, MAX_HOPS - len(self._hops))
-        kept = taken[max(0, len(taken) - room) :]
-        self.num_dropped += len(taken) - len(kept)
-        self._hops.extendleft(reversed(kept))
+        self._batches.extendleft(reversed(taken))
+        self._drop_oldest()
 
     def add_bubble(self, stage: str, duration_s: float) -> None:
         self._bubbles_s[stage] = self._bubbles_s.get(stage, 0.0) + duration_s
@@ -72,6 +85,28 @@ class Pending:
             message.evictions.add(holder_id=holder_id, prefix_keys=b"".join(keys))
 
     def check_integrity(self) -> None:
-        assert len(self._hops) <= MAX_HOPS
+        assert len(self._fresh) < BATCH_HOPS
+        assert len(self._batches) <= MAX_BATCHES
         assert self._prompt_bytes == sum(len(prompt.token_ids) for prompt in self._prompts)
         assert self._prompt_bytes <= MAX_PROMPT_BYTES
+
+    def _write_fresh(self) -> None:
+        fresh, self._fresh = self._fresh, []
+        wall_offset_ns = time.time_ns() - time.monotonic_ns()
+        try:
+            self._batches.append(Batch(len(fresh), hops.encode(fresh, wall_offset_ns)))
+        except TypeError:
+            self._write_one_by_one(fresh, wall_offset_ns)
+        self._drop_oldest()
+
+    def _write_one_by_one(self, fresh: Iterable[hops.Told], wall_offset_ns: int) -> None:
+        """Those that can be told."""
+        for told in fresh:
+            try:
+                self._batches.append(Batch(1, hops.encode([told], wall_offset_ns)))
+            except TypeError:
+                self.num_dropped += 1
+
+    def _drop_oldest(self) -> None:
+        while len(self._batches) > MAX_BATCHES:
+            self.num_dropped += self._batches.popleft().num_hops

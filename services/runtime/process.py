@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -143,6 +144,9 @@ async def _run(
         nonlocal started
         async with make_node() as node:
             started = True
+            # What is there now stays: no collection of garbage need look at it again.
+            gc.collect()
+            gc.freeze()
             _announce(options, node.address)
             await stop.wait()
             event(logger, logging.INFO, f"{options.service} stopping")

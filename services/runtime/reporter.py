@@ -31,9 +31,6 @@ from services.runtime.tls import Tls
 
 # Rarely: a message costs its sender as much as a hundred hops in it.
 INTERVAL_S = 1.0
-# Built in one turn of the loop, and sent in one message.
-PIECE_HOPS = 32
-MAX_PIECES = 64
 BACKOFF_S = (0.1, 2.0)  # first, longest
 # A stream that lasted for so long was no failure.
 LASTING_S = 5.0
@@ -54,9 +51,9 @@ class Watched(NamedTuple):
 class Reporter:
     """An async context manager; entered, it tells the observer of the mesh, if there is one.
 
-    Whoever records something pays for an append. What comes together is told some times a
-    second. An observer that is gone, slow or dead costs requests nothing: the oldest is dropped,
-    and counted. Until an observer has been seen, nothing is kept.
+    Whoever records something pays for an append, and now and then for writing a batch. What comes
+    together is told once a second. An observer that is gone, slow or dead costs requests nothing:
+    the oldest is dropped, and counted. Until an observer has been seen, nothing is kept.
     """
 
     def __init__(self, *, service: str, member_id: str, tls: Tls | None = None) -> None:
@@ -236,7 +233,7 @@ class Reporter:
 
     async def _write(self, call: ReportCall, message: observer_pb2.ReportRequest) -> None:
         """With all that waits to be told, unless that is nothing."""
-        taken = await self._add_hops(message)
+        taken = self._pending.move_hops(message)
         self._pending.move_others(message)
         message.num_dropped = self.num_dropped
         if not _says_something(message):
@@ -259,35 +256,6 @@ class Reporter:
     def _first_message(self) -> observer_pb2.ReportRequest:
         self._num_described = 0
         return observer_pb2.ReportRequest(sender=self._sender)
-
-    async def _add_hops(self, message: observer_pb2.ReportRequest) -> list[hops.Told]:
-        """In pieces, between which the loop does what it is for."""
-        wall_offset_ns = time.time_ns() - time.monotonic_ns()
-        taken: list[hops.Told] = []
-        for _ in range(MAX_PIECES):
-            piece = self._pending.take_hops(PIECE_HOPS)
-            if not piece:
-                break
-            try:
-                message.hops_json.append(hops.encode(piece, wall_offset_ns))
-                taken += piece
-            except TypeError:
-                taken += self._add_one_by_one(message, piece, wall_offset_ns)
-            await asyncio.sleep(0)
-        return taken
-
-    def _add_one_by_one(
-        self, message: observer_pb2.ReportRequest, piece: Iterable[hops.Told], wall_offset_ns: int
-    ) -> list[hops.Told]:
-        """Those that can be told."""
-        taken = []
-        for told in piece:
-            try:
-                message.hops_json.append(hops.encode([told], wall_offset_ns))
-                taken.append(told)
-            except TypeError:
-                self._pending.num_dropped += 1
-        return taken
 
     def _add_samples(self, message: observer_pb2.ReportRequest) -> None:
         # Some are watched only when the stream has long begun.

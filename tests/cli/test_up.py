@@ -333,7 +333,10 @@ def test_a_signal_while_starting_leaves_nothing(start: Start) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["services.control", "services.tokenizer", "services.gateway", "kvstore", "worker", "router"],
+    [
+        *("services.control", "services.tokenizer", "services.gateway", "services.observer"),
+        *("kvstore", "worker", "router"),
+    ],
 )
 def test_a_killed_service_is_started_again_and_the_mesh_answers(start: Start, module: str) -> None:
     run = start(*SIMULATED, "--workers", "1", "--exec", SERVE)

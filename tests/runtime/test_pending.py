@@ -6,40 +6,50 @@ from hypothesis import strategies as st
 from firsttoken.observer.v1 import observer_pb2
 from services.core.ledger import Ledger
 from services.runtime import pending as pending_module
-from services.runtime.hops import Told
-from services.runtime.pending import MAX_HOPS, MAX_PROMPT_BYTES, Pending
+from services.runtime.hops import Told, decode
+from services.runtime.pending import (
+    BATCH_HOPS,
+    MAX_BATCHES,
+    MAX_PROMPT_BYTES,
+    MOST_BATCHES,
+    Pending,
+)
 from services.runtime.telemetry import TraceContext
 
 CONTEXT = TraceContext("0" * 31 + "1", "0" * 15 + "1", True)
 LEDGER = Ledger(0.0)
 
 
-def told(number: int) -> Told:
-    return Told(str(number), CONTEXT, "", LEDGER, {}, "", 0.0)
+def told(number: int, **attributes: object) -> Told:
+    return Told(str(number), CONTEXT, "", LEDGER, attributes, "", 0.0)
 
 
 def fill(pending: Pending, numbers: range) -> None:
     for number in numbers:
         pending.add_hop(told(number))
+        pending.check_integrity()
 
 
 def taken(pending: Pending) -> list[int]:
-    return [int(each.name) for each in pending.take_hops(10 * MAX_HOPS)]
+    message = observer_pb2.ReportRequest()
+    while pending.has_hops:
+        pending.move_hops(message)
+    return [int(hop.name) for batch in message.hops_json for hop in decode(batch)]
 
 
 def test_of_too_many_the_oldest_are_dropped_and_counted() -> None:
     pending = Pending()
-    fill(pending, range(MAX_HOPS + 3))
+    fill(pending, range(BATCH_HOPS * MAX_BATCHES + 3))
 
-    assert pending.num_dropped == 3
-    assert taken(pending) == list(range(3, MAX_HOPS + 3))
+    assert taken(pending) == list(range(BATCH_HOPS, BATCH_HOPS * MAX_BATCHES + 3))
+    assert pending.num_dropped == BATCH_HOPS
 
 
-@given(first=st.integers(0, 20), then=st.integers(0, 20))
+@given(first=st.integers(0, 200), then=st.integers(0, 200))
 def test_what_is_put_back_comes_first_again(first: int, then: int) -> None:
     pending = Pending()
     fill(pending, range(first))
-    back = pending.take_hops(first)
+    back = pending.move_hops(observer_pb2.ReportRequest())
     fill(pending, range(first, first + then))
     pending.put_back(back)
 
@@ -49,13 +59,31 @@ def test_what_is_put_back_comes_first_again(first: int, then: int) -> None:
 
 def test_what_is_put_back_without_room_is_dropped_the_oldest_first() -> None:
     pending = Pending()
-    back = [told(number) for number in range(5)]
-    fill(pending, range(5, MAX_HOPS + 3))
+    fill(pending, range(2 * BATCH_HOPS))
+    back = pending.move_hops(observer_pb2.ReportRequest())
+    fill(pending, range(2 * BATCH_HOPS, BATCH_HOPS * (MAX_BATCHES + 1)))
     pending.put_back(back)
 
     pending.check_integrity()
-    assert pending.num_dropped == 3
-    assert taken(pending) == list(range(3, MAX_HOPS + 3))
+    assert pending.num_dropped == BATCH_HOPS
+    assert taken(pending)[0] == BATCH_HOPS
+
+
+def test_a_message_is_bounded() -> None:
+    pending, message = Pending(), observer_pb2.ReportRequest()
+    fill(pending, range(BATCH_HOPS * MAX_BATCHES))
+    pending.move_hops(message)
+
+    assert len(message.hops_json) == MOST_BATCHES
+
+
+def test_what_cannot_be_told_is_dropped_and_its_batch_told_without_it() -> None:
+    pending = Pending()
+    for number in range(BATCH_HOPS):
+        pending.add_hop(told(number, bad=object()) if number == 7 else told(number))
+
+    assert taken(pending) == [number for number in range(BATCH_HOPS) if number != 7]
+    assert pending.num_dropped == 1
 
 
 def test_prompts_are_bounded_by_their_tokens() -> None:

@@ -20,7 +20,7 @@ from services.observer import requests
 from services.observer.model import Request
 from services.observer.node import ObserverNode
 from services.runtime import reporter as reporter_module
-from services.runtime.pending import MAX_HOPS
+from services.runtime.pending import BATCH_HOPS, MAX_BATCHES
 from services.runtime.reporter import Reporter
 from services.runtime.server import Context, MeshServer
 from services.runtime.telemetry import TraceContext
@@ -144,10 +144,10 @@ async def test_until_there_is_an_observer_nothing_is_kept() -> None:
 async def test_with_an_observer_that_is_gone_the_oldest_is_dropped_and_counted() -> None:
     async with make_reporter() as reporter:
         reporter.update_members([OBSERVER])
-        for _ in range(MAX_HOPS + 5):
+        for _ in range(BATCH_HOPS * (MAX_BATCHES + 1)):
             record(reporter)
 
-        assert reporter.num_dropped == 5
+        assert reporter.num_dropped == BATCH_HOPS
 
 
 async def test_it_goes_on_with_an_observer_that_comes_back() -> None:
