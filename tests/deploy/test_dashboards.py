@@ -15,6 +15,7 @@ from services.observer.exposition import series_names
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RULES = (ROOT / "deploy" / "prometheus" / "rules.yml").read_text()
+RULES_TEST = (ROOT / "deploy" / "prometheus" / "rules_test.yml").read_text()
 DASHBOARD: dict[str, Any] = json.loads(dashboard.TARGET.read_text())
 
 METRIC = re.compile(r"(?<![\w:.$])(?:firsttoken|gen_ai)_\w+(?![\w:]*:)")
@@ -51,6 +52,12 @@ def test_every_metric_that_is_asked_for_exists() -> None:
 def test_every_rule_has_an_expression_that_is_looked_at() -> None:
     # All but the last of each group, whose end is another: an alert, with its `for`.
     assert len(expressions_of_rules()) == RULES.count("expr: ")
+
+
+def test_every_alert_is_seen_to_fire() -> None:
+    silent = r"eval_time: \S+, alertname: \w+, exp_alerts: \[\]"
+    fired = set(re.findall(r"alertname: (\w+)", re.sub(silent, "", RULES_TEST)))
+    assert fired == set(re.findall(r"- alert: (\w+)", RULES))
 
 
 def test_names_are_told_apart_from_labels_and_records() -> None:
