@@ -11,6 +11,7 @@ import { showFigures, showShares, showVerdict } from "./verdict.js";
 
 const INTERVAL_MS = 2000;
 const LONGEST_INTERVAL_MS = 10000;
+const EFFECTS_INTERVAL_MS = 20000;
 // Where the mesh is too busy, so is the observer.
 const TIMEOUT_MS = 10000;
 
@@ -28,7 +29,16 @@ const SHARES = [
 const timeline = new Timeline(byId("chart"), () => showShares(page.state, looked()));
 const trace = new Trace(SHARES);
 const open = (id) => trace.open(id);
-const page = { state: null, range: 0, field: "mean_s", failures: 0, timer: 0 };
+const page = {
+  state: null,
+  // By generation.
+  effects: {},
+  effectsDue: 0,
+  range: 0,
+  field: "mean_s",
+  failures: 0,
+  timer: 0,
+};
 
 function draw() {
   const { state } = page;
@@ -42,7 +52,7 @@ function draw() {
   showCache(state);
   showBubbles(state);
   showQueues(state);
-  showGenerations(state);
+  showGenerations(state, page.effects);
   showMembers(state);
 }
 
@@ -59,16 +69,29 @@ function looked() {
   return { field, when, column };
 }
 
+async function ask(path) {
+  const response = await fetch(path, {
+    cache: "no-store",
+    signal: AbortSignal.timeout(TIMEOUT_MS),
+  });
+  if (!response.ok) throw new Error(`The observer answers ${response.status}`);
+  return response.json();
+}
+
+// What each change of the configuration did. It changes slowly.
+async function learnEffects() {
+  if (page.state.generations.length < 2 || Date.now() < page.effectsDue) return;
+  page.effectsDue = Date.now() + EFFECTS_INTERVAL_MS;
+  const { generations } = await ask("api/effects");
+  page.effects = Object.fromEntries(generations.map((each) => [each.generation, each]));
+}
+
 async function refresh() {
   clearTimeout(page.timer);
   if (document.hidden) return;
   try {
-    const response = await fetch("api/state", {
-      cache: "no-store",
-      signal: AbortSignal.timeout(TIMEOUT_MS),
-    });
-    if (!response.ok) throw new Error(`The observer answers ${response.status}`);
-    page.state = await response.json();
+    page.state = await ask("api/state");
+    await learnEffects();
     page.failures = 0;
     connected();
     draw();

@@ -91,36 +91,37 @@ export function showQueues(state) {
   });
 }
 
-export function showGenerations(state) {
-  show(byId("generations"), state.generations, (generations) => {
-    if (generations.length === 0) return none("It has not changed.");
-    return h(
-      "table",
-      { class: "wide" },
-      h(
-        "tbody",
-        {},
-        [...generations]
-          .reverse()
-          .map(({ number, since_unix_s: since, changes }) =>
-            h(
-              "tr",
-              {},
-              h("th", { scope: "row" }, `g${number} ${clock(since)}`),
-              h(
-                "td",
-                {},
-                changes.length
-                  ? changes.map(([key, before, after]) =>
-                      h("div", {}, h("code", {}, `${key}: ${before} → ${after}`)),
-                    )
-                  : "as it was at the start",
-              ),
-            ),
-          ),
-      ),
-    );
+export function showGenerations(state, effects) {
+  const rows = state.generations.map((generation) => [generation, effects[generation.number]]);
+  show(byId("generations"), rows, () => {
+    if (rows.length === 0) return none("It has not changed.");
+    const newest = [...rows].reverse();
+    return h("table", { class: "wide" }, h("tbody", {}, newest.map(generationRow)));
   });
+}
+
+function generationRow([{ number, since_unix_s: since, changes }, effect]) {
+  const changed = changes.map(([key, before, after]) =>
+    h("div", {}, h("code", {}, `${key}: ${before} → ${after}`)),
+  );
+  return h(
+    "tr",
+    {},
+    h("th", { scope: "row" }, `g${number} ${clock(since)}`),
+    h("td", {}, changed.length ? changed : "as it was at the start", effectOf(effect)),
+  );
+}
+
+function effectOf(effect) {
+  if (!effect?.requests) return null;
+  const { requests, ttft_p50_ms: p50, hit_rate: hit, effect: compared } = effect;
+  const figures = [
+    `${count(requests)} requests`,
+    p50 === null ? "" : `P50 ${duration(p50 / 1e3)}`,
+    hit === null ? "" : `${percent(hit)} from a cache`,
+  ];
+  const against = compared ? `. Against g${compared.against}: ${compared.verdict}` : "";
+  return h("div", { class: "faint" }, `${figures.filter(Boolean).join(", ")}${against}.`);
 }
 
 export function showMembers(state) {

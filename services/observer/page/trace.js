@@ -190,7 +190,13 @@ function hops(request) {
 }
 
 function whyNotHit(why) {
-  const section = (...children) => h("section", {}, h("h3", {}, "Why not a hit"), children);
+  const section = (...children) =>
+    h(
+      "section",
+      {},
+      h("h3", {}, why.answer?.cause === "hit" ? "A hit" : "Why not a hit"),
+      children,
+    );
   if (why.problem) return section(h("p", { class: "none" }, why.problem));
   const { summary, lost_tokens: lost, evidence, also, difference, change } = why.answer;
   return section(
