@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from services.core.attributes import ERROR_TYPE, MODEL, OPERATION
 from services.core.ledger import Segment
 from services.observer.model import Request
+from services.observer.objective import Outcome, outcome_of
 from services.observer.series import Counter, Example, Family, Histogram, Names
 
 # Told apart; those that come later share a name.
@@ -18,17 +19,6 @@ MAX_HIDDEN = 32
 
 PROVIDER = "gen_ai.provider.name"
 UNKNOWN_ERROR = "_OTHER"
-# What callers did, or wanted: no fault of the mesh.
-CALLERS_OWN = frozenset(
-    {
-        *("CANCELLED", "INVALID_ARGUMENT", "MALFORMED_MESSAGE", "PROMPT_TOO_LONG"),
-        *("NO_CREDENTIALS", "UNKNOWN_CREDENTIALS", "SEVERAL_TENANTS", "FOREIGN_TENANT"),
-        *("CLASS_NOT_ALLOWED", "RATE_LIMITED", "TOO_MANY_CONCURRENT", "SLOW_CLIENT"),
-        *("UNAUTHENTICATED", "PERMISSION_DENIED", "METADATA_TOO_LONG", "NO_REQUEST"),
-        *("400", "401", "403", "404", "405", "413", "415", "499"),
-    }
-)
-OUTCOMES = ("good", "slow", "failed")
 # A ledger balances when what no segment owns is below both.
 BALANCED_S, BALANCED_SHARE = 0.001, 0.01
 
@@ -132,7 +122,7 @@ class RequestMetrics:
             "firsttoken.slo.requests",
             "{request}",
             "Requests by whether their first token came in time (good), late (slow), or never"
-            " (failed); those that their callers ended or got wrong are left out.",
+            " (failed). Callers who left in time, or asked for what cannot be, are left out.",
         )
 
     def _make_counts(self) -> None:
@@ -256,15 +246,12 @@ class RequestMetrics:
             self._verified.add(max(0, request.output_tokens - request.accepted_tokens))
 
     def _judge(self, request: Request, request_class: str) -> None:
-        if request.ttft_s is not None:
-            outcome = "good" if request.ttft_s <= self.slo_ttft_s else "slow"
-        elif _error_type(request) in CALLERS_OWN:
+        outcome = outcome_of(request, self.slo_ttft_s)
+        if outcome is None:
             return
-        else:
-            outcome = "failed"
         # Each is there from the first request on: what is not there is not 0 to a query.
-        for each in OUTCOMES:
-            self._slo.add(each == outcome, {"request_class": request_class, "outcome": each})
+        for each in Outcome:
+            self._slo.add(each is outcome, {"request_class": request_class, "outcome": str(each)})
 
 
 def _example(request: Request, ttft_s: float) -> Example | None:
