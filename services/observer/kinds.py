@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import itertools
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -77,9 +78,7 @@ class Form(NamedTuple):
 
 def name_form(sights: Sequence[Sight]) -> Form:
     """`sights`: of several prompts."""
-    # Prompts without the stamp all have one value: what stands there instead.
-    distinct = {each.text: each for each in sights if each.text.strip()}
-    shown = sorted(distinct.values(), key=lambda each: each.seen_unix_s)
+    shown = _distinct(sights)
     for kind, pattern in (
         (Kind.UUID, _UUID),
         (Kind.TIME_STAMP, _TIME_STAMP),
@@ -94,6 +93,17 @@ def name_form(sights: Sequence[Sight]) -> Form:
         if kind_of_numbers is not None:
             return Form(kind_of_numbers, _NUMBER)
     return Form(Kind.TEXT, None)
+
+
+def _distinct(sights: Sequence[Sight]) -> list[Sight]:
+    """One of each text, in the order of time. Prompts without the stamp all have one text there:
+    what stands there instead, which has not its form."""
+    counts = Counter(each.text for each in sights)
+    [(usual, count)] = counts.most_common(1)
+    by_text = {each.text: each for each in sights if each.text.strip()}
+    if count > 1 and len(by_text) > 1 and not any(map(str.isdigit, usual)):
+        by_text.pop(usual, None)
+    return sorted(by_text.values(), key=lambda each: each.seen_unix_s)
 
 
 def _match(sight: Sight, pattern: re.Pattern[str]) -> re.Match[str] | None:
