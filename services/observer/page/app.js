@@ -28,7 +28,7 @@ const SHARES = [
 
 const timeline = new Timeline(byId("chart"), () => showShares(page.state, looked()));
 const trace = new Trace(SHARES);
-const open = (id) => trace.open(id);
+const open = (id, span) => trace.open(id, span);
 const page = {
   state: null,
   // By generation.

@@ -24,7 +24,9 @@ export function showSlow(state, open) {
       row.version = version;
       const button =
         row.querySelector("button") ??
-        row.appendChild(h("button", { type: "button", onclick: () => open(request.trace_id) }));
+        row.appendChild(
+          h("button", { type: "button", onclick: () => open(request.trace_id, request.span_id) }),
+        );
       button.replaceChildren(...describe(request, state.shares, span));
     },
   );

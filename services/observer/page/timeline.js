@@ -76,11 +76,7 @@ export class Timeline {
       const y = Math.round(this.y(seconds)) + 0.5;
       return [
         svg("line", { class: "grid", x1: LEFT, x2: LEFT + this.area.width, y1: y, y2: y }),
-        svg(
-          "text",
-          { x: LEFT - 6, y: y + 4, "text-anchor": "end" },
-          share ? duration(seconds) : "0",
-        ),
+        svg("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, round(seconds)),
       ];
     });
     const { begin_unix_s: begin, step_s: stepSeconds } = this.timeline;
@@ -219,6 +215,14 @@ export class Timeline {
     this.element.setAttribute("aria-valuenow", String(step));
     this.element.setAttribute("aria-valuetext", `${when}, ${told}`);
   }
+}
+
+// "2 s" rather than "2.00 s".
+function round(seconds) {
+  if (seconds === 0) return "0";
+  return duration(seconds)
+    .replace(/(\.\d*?)0+(?=\u00a0)/, "$1")
+    .replace(/\.(?=\u00a0)/, "");
 }
 
 // A round number above, for the axis.

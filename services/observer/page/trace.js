@@ -14,7 +14,8 @@ export class Trace {
     this.dialog.addEventListener("close", () => {
       if (location.hash.startsWith("#trace="))
         history.replaceState(null, "", location.pathname + location.search);
-      this.from?.focus({ preventScroll: true });
+      const from = this.from?.isConnected ? this.from : byId("slow-title");
+      from.focus({ preventScroll: true });
     });
     this.dialog.addEventListener("click", (event) => {
       if (event.target === this.dialog) this.dialog.close();
@@ -23,25 +24,27 @@ export class Trace {
   }
 
   follow() {
-    const id = new URLSearchParams(location.hash.slice(1)).get("trace");
-    if (id) this.open(id);
+    const asked = new URLSearchParams(location.hash.slice(1));
+    if (asked.get("trace")) this.open(asked.get("trace"), asked.get("span") ?? "");
     else if (this.dialog.open) this.dialog.close();
   }
 
-  async open(id) {
-    if (this.id === id && this.dialog.open) return;
-    this.id = id;
+  // `span`: the outermost of the request that is meant, where a trace has several.
+  async open(id, span = "") {
+    const address = String(new URLSearchParams(span ? { trace: id, span } : { trace: id }));
+    if (this.address === address && this.dialog.open) return;
+    this.address = address;
     this.from = document.activeElement;
     byId("trace-title").textContent = "Request";
     byId("trace-body").replaceChildren(h("p", { class: "none" }, "Asking."));
     if (!this.dialog.open) this.dialog.showModal();
     byId("trace-title").focus();
-    history.replaceState(null, "", `#trace=${encodeURIComponent(id)}`);
+    history.replaceState(null, "", `#${address}`);
     const [request, why] = await Promise.all([
-      get(`api/requests/${encodeURIComponent(id)}`),
+      get(`api/requests/${encodeURIComponent(id)}?span=${encodeURIComponent(span)}`),
       get(`api/why/${encodeURIComponent(id)}`),
     ]);
-    if (this.id !== id) return;
+    if (this.address !== address) return;
     if (request.problem) byId("trace-body").replaceChildren(h("p", {}, request.problem));
     else this.show(request.answer, why);
   }
