@@ -50,7 +50,7 @@ def show(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"  - {text}"
     if difference := found.get("difference"):
         yield ""
-        yield from _difference(difference)
+        yield from _difference(difference, found["prompt_tokens"])
     if change := found.get("change"):
         yield ""
         yield from _change(change)
@@ -71,11 +71,14 @@ def _figures(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {found['worker_id']}, {found['strategy']}, {ttft}"
 
 
-def _difference(difference: Mapping[str, Any]) -> Iterator[str]:
+def _difference(difference: Mapping[str, Any], num_tokens: int) -> Iterator[str]:
+    nearest = f"{difference['nearest_trace_id']}, {difference['nearest_ago_s']} s before"
+    if difference["token"] == num_tokens:
+        yield f"An earlier prompt has all of its tokens: {nearest}"
+        return
     yield (
-        f"It leaves the nearest earlier prompt ({difference['nearest_trace_id']},"
-        f" {difference['nearest_ago_s']} s before) at token {difference['token']}"
-        f"{place(difference)}:"
+        f"It leaves the nearest earlier prompt at token {difference['token']}{place(difference)}:"
+        f" {nearest}"
     )
     if "here" in difference:
         yield f"    both   ...{_shown(difference['before'])}"

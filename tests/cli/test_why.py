@@ -116,6 +116,7 @@ def test_every_cause_can_be_shown() -> None:
     for trace_id, cause in ((first, "first of its kind"), (hit, "hit")):
         found = explain(trace_id, traffic.window, traffic.prompts)
         assert f"{trace_id}: {cause}" in "\n".join(why.show(found))
+    assert f"An earlier prompt has all of its tokens: {first}, 1.0 s" in "\n".join(why.show(found))
     found = explain(first, traffic.window, Traffic().prompts)
     assert "its tokens have not been told" in "\n".join(why.show(found))
 
