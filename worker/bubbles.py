@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from services.core.ledger import Interval, Segment
+from worker import sequence as request
+from worker.messages import Bubble
 
 # Shorter gaps are the loop's own work between two steps.
 LEAST_GAP_S = 0.0005
@@ -61,3 +63,16 @@ def charge(gap: Gap, waits: Iterable[Iterable[Interval]], *, answering: bool) ->
     if answering and left_s > 0:
         best = {**best, CORE: best.get(CORE, 0.0) + left_s}
     return best
+
+
+def judge(gap: Gap, present: Iterable[request.Sequence]) -> list[Bubble]:
+    """`present`: the requests that the core has when the gap ends."""
+    waits, answering = [], False
+    for each in present:
+        if each.phases.is_open:
+            came_s = each.submit.submitted_s
+            waits.append(lay_out(each.submit.before, came_s) + each.phases.until(gap.ended_s))
+        elif not each.finished:
+            answering = True
+    charged = charge(gap, waits, answering=answering)
+    return [Bubble(stage, duration_s) for stage, duration_s in charged.items()]

@@ -18,12 +18,11 @@ from services.core.settings import DelaySettings, MeshConfig
 from services.runtime.allocator import keep_freed_memory
 from services.runtime.startup import StartupError
 from worker.arena import ArenaLayout, BlockArena
-from worker.bubbles import LEAST_GAP_S, Gap, charge, lay_out
+from worker.bubbles import LEAST_GAP_S, Gap, judge
 from worker.engines import open_engine
 from worker.engines.contract import Engine, EngineFailure
 from worker.link import CoreLink, LinkClosed
 from worker.messages import (
-    Bubble,
     Cancel,
     Command,
     Compute,
@@ -31,7 +30,6 @@ from worker.messages import (
     Failed,
     Fetch,
     FirstToken,
-    FirstTokenTimes,
     FreeOutbox,
     LoadingEnded,
     MoreCredit,
@@ -47,7 +45,7 @@ from worker.messages import (
 from worker.outbox import Outbox
 from worker.pool import BlockPool
 from worker.prefix_cache import PrefixCache, TokenNames
-from worker.reports import Counters, PendingReport
+from worker.reports import Counters, PendingReport, first_token_times
 from worker.sampling import Row, Sampled, sample
 from worker.scheduler import Scheduler, StepBudget
 from worker.sequence import Sequence
@@ -123,7 +121,7 @@ class EngineCore:
                         was_held = sequence.held
                         sequence.advise(command)
                         if was_held and not sequence.held:
-                            _wait(sequence)
+                            sequence.wait(time.monotonic())
                 case Fetch():
                     sequence = self._scheduler.find(command.request_id)
                     if sequence is not None and sequence.started:
@@ -165,7 +163,7 @@ class EngineCore:
             self._pending.started.append(Started(sequence.request_id, len(blocks)))
         # Of the blocks that came while it waited, the pool may have got some meanwhile.
         self._drop_passed(sequence)
-        _wait(sequence)
+        sequence.wait(time.monotonic())
         self._join(sequence)
 
     def _join_all(self) -> None:
@@ -186,8 +184,8 @@ class EngineCore:
             self._append(sequence, run)
         if sequence.held and complete and (sequence.prefilling or sequence.has_first_token):
             sequence.held = False
-            _wait(sequence)
-            _end_if_answering(sequence)
+            sequence.wait(time.monotonic())
+            sequence.end_if_answering(time.monotonic())
 
     def _append(self, sequence: Sequence, run: list[StagedBlock]) -> None:
         sequence.phases.enter(Segment.KV_LOAD, time.monotonic())
@@ -202,7 +200,7 @@ class EngineCore:
             sequence.num_cached += block.num_tokens
         self._pending.inbox_freed += [block.inbox_slot for block in run]
         self._drop_passed(sequence)
-        _wait(sequence)
+        sequence.wait(time.monotonic())
 
     def _drop_passed(self, sequence: Sequence) -> None:
         """Staged blocks whose tokens are in the slot already."""
@@ -224,17 +222,7 @@ class EngineCore:
             self._charge(gap)
 
     def _charge(self, gap: Gap) -> None:
-        """To whoever held work for the engine meanwhile."""
-        waits = [
-            lay_out(each.submit.before, each.submit.submitted_s) + each.phases.until(gap.ended_s)
-            for each in self._scheduler.everyone()
-            if each.phases.is_open
-        ]
-        answering = any(
-            not (each.phases.is_open or each.finished) for each in self._scheduler.running()
-        )
-        for stage, duration_s in charge(gap, waits, answering=answering).items():
-            bubble = Bubble(stage, duration_s)
+        for bubble in judge(gap, self._scheduler.everyone()):
             self._counters.add_bubble(bubble)
             self._pending.bubbles.append(bubble)
 
@@ -255,7 +243,7 @@ class EngineCore:
                 if not work.wants_logits:
                     sequence.phases.enter(Segment.PREFILL_QUEUE, step.ended_s)
                     _delay(self._delay_ms.worker_between_steps)
-                    _end_if_answering(sequence)
+                    sequence.end_if_answering(time.monotonic())
             if prefilling and (sequence.loading or sequence.for_another):
                 self._pending.progress.append(Progress(sequence.request_id, sequence.num_computed))
         answering = [item.sequence for item in step.planned if item.work.wants_logits]
@@ -268,7 +256,7 @@ class EngineCore:
     def _accept(self, sequence: Sequence, sampled: Sampled, step: Ended) -> None:
         first = None
         if not sequence.has_first_token:
-            first = _first_token_times(sequence, step)
+            first = first_token_times(sequence, step.ended_s, time.monotonic())
         finish = sequence.finish_after(sampled.token_id, self._info)
         sequence.answer.append(sampled.token_id)
         sequence.finished = bool(finish) or sequence.for_another
@@ -318,7 +306,7 @@ class EngineCore:
             self._pending.exported += exported
             self._publish()  # another worker waits for it; what is kept is for later
         if is_idle:
-            _wait(sequence)
+            sequence.wait(time.monotonic())
 
     def _is_over(self, sequence: Sequence) -> bool:
         if sequence.cancelled:
@@ -361,34 +349,6 @@ class EngineCore:
             num_outbox_blocks=self._outbox.num_used,
             prefill_tokens_per_s=self._budget.prefill_tokens_per_s,
         )
-
-
-def _wait(sequence: Sequence) -> None:
-    """For KV where it is held for that, else for its turn."""
-    segment = Segment.KV_LOAD if sequence.held else Segment.PREFILL_QUEUE
-    sequence.phases.enter(segment, time.monotonic())
-
-
-def _end_if_answering(sequence: Sequence) -> None:
-    """Another worker gave the first token, and now all of its KV is here."""
-    if sequence.has_first_token and not sequence.prefilling:
-        sequence.phases.end(time.monotonic())
-
-
-def _first_token_times(sequence: Sequence, step: Ended) -> FirstTokenTimes:
-    now_s = time.monotonic()
-    sequence.phases.end(now_s)
-    return FirstTokenTimes(
-        submitted_s=sequence.submit.submitted_s,
-        started_s=sequence.started_s,
-        evaluated_s=step.ended_s,
-        sampled_s=now_s,
-        intervals=tuple(sequence.phases.intervals),
-        spent_s=sequence.phases.spent_s,
-        cached_tokens=sequence.num_cached,
-        evaluated_prompt_tokens=sequence.num_evaluated,
-        batch_size=sequence.batch_size,
-    )
 
 
 def _delay(delay_ms: float) -> None:

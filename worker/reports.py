@@ -8,6 +8,7 @@ from worker.messages import (
     Bubble,
     CoreLoad,
     ExportedBlock,
+    FirstTokenTimes,
     Progress,
     Started,
     StepReport,
@@ -16,6 +17,7 @@ from worker.messages import (
 )
 from worker.pool import BlockPool, PoolEvents
 from worker.scheduler import Scheduler
+from worker.sequence import Sequence
 from worker.steps import Ended
 
 
@@ -113,3 +115,19 @@ class Counters:
             queued_prompt_tokens=scheduler.num_queued_tokens,
             bubble_s=self.bubble_s,
         )
+
+
+def first_token_times(sequence: Sequence, evaluated_s: float, now_s: float) -> FirstTokenTimes:
+    """It has just been sampled."""
+    sequence.phases.end(now_s)
+    return FirstTokenTimes(
+        submitted_s=sequence.submit.submitted_s,
+        started_s=sequence.started_s,
+        evaluated_s=evaluated_s,
+        sampled_s=now_s,
+        intervals=tuple(sequence.phases.intervals),
+        spent_s=sequence.phases.spent_s,
+        cached_tokens=sequence.num_cached,
+        evaluated_prompt_tokens=sequence.num_evaluated,
+        batch_size=sequence.batch_size,
+    )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from services.core.ledger import Segment
 from services.core.tokens import TokenArray
 from worker.engines.contract import EngineInfo
 from worker.messages import (
@@ -127,6 +128,15 @@ class Sequence:
                 self.loading = False
             case FirstToken():
                 self.answer.append(command.token_id)
+
+    def wait(self, now_s: float) -> None:
+        """From now on: for KV where it is held for that, else for its turn."""
+        self.phases.enter(Segment.KV_LOAD if self.held else Segment.PREFILL_QUEUE, now_s)
+
+    def end_if_answering(self, now_s: float) -> None:
+        """Another worker gave the first token, and now all of its KV is here."""
+        if self.has_first_token and not self.prefilling:
+            self.phases.end(now_s)
 
     def wants(self, block: StagedBlock, block_tokens: int) -> bool:
         return block.block_index not in self.staged and (
