@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import http.client
 import json
+import os
 import socket
 import ssl
 from typing import Any, NamedTuple
@@ -19,7 +20,8 @@ from services.runtime.tls import CA_FILE, MESH_NAME, Tls
 
 # It may have thousands of prompts to compare.
 TIMEOUT_S = 60.0
-_NOT_FOUND = 404
+PAGE_KEY_VARIABLE = "FIRSTTOKEN_PAGE_KEY"
+_CODES = {401: "UNAUTHENTICATED", 404: "NOT_FOUND"}
 
 
 class Answer(NamedTuple):
@@ -56,8 +58,10 @@ async def _ask(control: str, tls: Tls | None, path: str) -> bytes:
         ) from None
     if answer.status == http.client.OK:
         return answer.body
-    code = "NOT_FOUND" if answer.status == _NOT_FOUND else "INTERNAL"
-    raise Failure(_problem(answer), code=code)
+    problem = _problem(answer)
+    if answer.status == http.client.UNAUTHORIZED:
+        problem = f"{problem}: set {PAGE_KEY_VARIABLE}"
+    raise Failure(problem, code=_CODES.get(answer.status, "INTERNAL"))
 
 
 async def _find(control: str, tls: Tls | None) -> str:
@@ -85,7 +89,10 @@ def _get(address: str, path: str, tls: Tls | None) -> Answer:
             context = ssl.create_default_context(cafile=tls.directory / CA_FILE)
             plain = socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S)
             connection.sock = context.wrap_socket(plain, server_hostname=MESH_NAME)
-        connection.request("GET", path, headers={"accept": "application/json"})
+        headers = {"accept": "application/json"}
+        if key := os.environ.get(PAGE_KEY_VARIABLE):
+            headers["authorization"] = f"Bearer {key}"
+        connection.request("GET", path, headers=headers)
         response = connection.getresponse()
         return Answer(response.status, response.read())
     finally:

@@ -563,6 +563,12 @@ class TelemetrySettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverSettings:
     enabled: bool = setting(True, "Tell the observer of requests, and how each process is.")
+    key_hashes: str = setting(
+        "",
+        "Who may see the page: keys, hashed; `firsttoken keys new` makes one of each. A browser"
+        " asks for it as a password. Empty: whoever reaches it.",
+        form=KEY_HASHES,
+    )
     window_minutes: float = setting(
         60.0, "For how long requests are kept.", low=1, high=1440, at_start=True
     )

@@ -49,6 +49,7 @@ class Books:
         self._block_tokens = snapshot.config.mesh.block_tokens
         self.model = snapshot.config.mesh.model
         self.shows_text = settings.show_text
+        self.key_hashes = frozenset(settings.key_hashes.split())
         # Of the smallest worker; None: there is none.
         self.cache_blocks: int | None = None
         self._begin_unix_s = time.time()
@@ -67,6 +68,7 @@ class Books:
         )
         self._generation = snapshot.generation
         self.shows_text = settings.show_text
+        self.key_hashes = frozenset(settings.key_hashes.split())
         self.effects.add_generation(self.configurations.take(snapshot, time.time()))
 
     def update_members(self, members: Sequence[control_pb2.Member]) -> None:

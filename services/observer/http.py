@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import orjson
 from starlette.applications import Starlette
@@ -13,28 +12,18 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from services.observer import rows
 from services.observer.answers import Answers
 from services.observer.books import Books
 from services.observer.exposition import render
+from services.observer.guard import guarded
 from services.observer.state import make_state
 from services.observer.why import UnknownTrace
 
 PAGE = Path(__file__).parent / "page"
 DEFAULT_LIMIT, MAX_LIMIT = 50, 500
-# Scripts and styles of its own, and nothing from anywhere else; nobody frames it.
-HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self';"
-    " img-src 'self' data:; connect-src 'self'; manifest-src 'self'; base-uri 'none';"
-    " form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
-}
-
-Endpoint: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
 
 
 class BadQuery(Exception):
@@ -90,7 +79,8 @@ class Api:
         return as_json(rows.describe_trace(found[-1]))
 
 
-def make_app(books: Books, answers: Answers | None = None) -> ASGIApp:
+def make_app(books: Books, answers: Answers | None = None, *, host: str = "") -> ASGIApp:
+    """`host`: where it listens."""
     api = Api(books, answers or Answers(books))
     app = Starlette(
         routes=[
@@ -107,7 +97,7 @@ def make_app(books: Books, answers: Answers | None = None) -> ASGIApp:
         ],
         exception_handlers={BadQuery: _bad_query},
     )
-    return _with_headers(app)
+    return guarded(app, lambda: books.key_hashes, host=host)
 
 
 def as_json(value: Any, status: int = 200) -> Response:
@@ -127,17 +117,3 @@ async def _bad_query(request: HttpRequest, error: Exception) -> Response:
 
 def _not_found(text: str) -> Response:
     return as_json({"error": text}, 404)
-
-
-def _with_headers(app: ASGIApp) -> ASGIApp:
-    extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-
-    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *extra]
-            await send(message)
-
-        await app(scope, receive, send_with_headers)
-
-    return serve

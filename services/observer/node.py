@@ -84,7 +84,8 @@ class ObserverNode(Resource):
         control.on_members(self._books.update_members)
         ticking = asyncio.create_task(self._keep_ticking(), name="observer clock")
         stack.push_async_callback(end_tasks, [ticking])
-        page = PageServer(make_app(self._books, answers), self._listen, tls=self._tls)
+        app = make_app(self._books, answers, host=parse_listen(self._listen).host)
+        page = PageServer(app, self._listen, tls=self._tls)
         await stack.enter_async_context(page)
         server = MeshServer(self._report_listen, service_names=[SERVICE_NAME], tls=self._tls)
         observer_pb2_grpc.add_ObserverServiceServicer_to_server(

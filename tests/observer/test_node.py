@@ -21,6 +21,7 @@ from services.core import attributes as names
 from services.core import config
 from services.core.keys import extend_keys, join_keys, root_key
 from services.core.ledger import Ledger, Segment
+from services.core.tenants import hash_key
 from services.core.tokens import pack
 from services.observer import requests
 from services.observer.books import Books
@@ -261,3 +262,32 @@ async def test_secrets_of_the_configuration_are_not_shown() -> None:
     assert shown["tenants.acme.weight"] == 2.0
     assert "s3cret" not in str(shown)
     assert "a" * 64 not in str(shown)
+
+
+async def test_the_page_opens_for_those_who_have_a_key() -> None:
+    key = "ft-for-the-page"
+    async with observing(observer={"key_hashes": hash_key(key)}) as observed:
+        refused = await observed.http.get("/api/state")
+        assert refused.status_code == 401
+        assert refused.headers["www-authenticate"].startswith("Basic ")
+        for path in ("/", "/metrics", "/api/window", "/api/why/0123456"):
+            assert (await observed.http.get(path)).status_code == 401
+        for wrong in (("", "x"), ("x", hash_key(key)), (key, "")):
+            assert (await observed.http.get("/", auth=wrong)).status_code == 401
+        for header in ("Bearer", "Basic ???", "Basic /w==", f"Digest {key}"):
+            answer = await observed.http.get("/", headers={"authorization": header})
+            assert answer.status_code == 401
+        assert (await observed.http.get("/", auth=("anybody", key))).status_code == 200
+        bearer = {"authorization": f"Bearer {key}"}
+        assert (await observed.http.get("/metrics", headers=bearer)).status_code == 200
+
+
+async def test_on_this_machine_alone_no_other_name_leads_to_it() -> None:
+    async with observing() as observed:
+        port = observed.node.address.rpartition(":")[2]
+        for name in (f"localhost:{port}", f"127.0.0.1:{port}", "LOCALHOST"):
+            answer = await observed.http.get("/", headers={"host": name})
+            assert answer.status_code == 200, name
+        for name in (f"evil.example:{port}", "127.0.0.1.evil.example", ""):
+            answer = await observed.http.get("/api/state", headers={"host": name})
+            assert answer.status_code in (400, 421), name
