@@ -97,7 +97,7 @@ def load(lines: Iterable[bytes], name: str) -> Saved:
             header = _header(fields, place)
             continue
         kind = fields.pop("kind", None)
-        if kind not in _KINDS:
+        if not isinstance(kind, str) or kind not in _KINDS:
             raise InvalidArgument.of(f"{place}: kind", _one_of(_KINDS, kind))
         try:
             found[kind].append(_read(_KINDS[kind], fields, ""))
@@ -233,7 +233,7 @@ def _mapping(arguments: tuple[Any, ...], value: Any, path: str) -> dict[Any, Any
 
 def _scalar(hint: Any, value: Any, path: str) -> Any:
     if hint is Segment:
-        if value not in {each.value for each in Segment}:
+        if value not in [each.value for each in Segment]:
             raise _Bad(path, _one_of((each.value for each in Segment), value))
         return Segment(value)
     words = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}[hint]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -134,7 +133,8 @@ class WatchedMesh(VirtualMesh):
         WatchedRouter.by_number = {}
         super().__init__(plan)
         self.readings: list[Reading] = []
-        self._busy_before: dict[str, float] = defaultdict(float)
+        # By address: since whose life, and how long it had been busy before that.
+        self._lives: dict[str, tuple[str, float]] = {}
         self._timer = self._loop.call_soon(self._sample)
 
     def close(self) -> None:
@@ -145,14 +145,23 @@ class WatchedMesh(VirtualMesh):
         unix_s = BEGIN_UNIX_S + self.now_s
         for worker in self.workers:
             if worker.is_alive:
-                self.readings += _sampled(worker, unix_s)
+                self.readings += _sampled(worker, unix_s, self._busy_of(worker))
         self._timer = self._loop.call_later(SAMPLE_S, self._sample)
 
+    def _busy_of(self, worker: VirtualWorker) -> float:
+        """In this life: a process counts from its start."""
+        total_s, holder_id = worker.totals.busy_s, worker.hub.holder_id
+        life, before_s = self._lives.get(worker.address, ("", 0.0))
+        if life != holder_id:
+            before_s = total_s if life else 0.0
+            self._lives[worker.address] = holder_id, before_s
+        return total_s - before_s
 
-def _sampled(worker: VirtualWorker, unix_s: float) -> Iterable[Reading]:
+
+def _sampled(worker: VirtualWorker, unix_s: float, busy_s: float) -> Iterable[Reading]:
     pool = worker.pool
     values = {
-        ENGINE_BUSY: worker.totals.busy_s,
+        ENGINE_BUSY: busy_s,
         BLOCKS_CACHED: pool.num_cached,
         BLOCKS_RESERVED: pool.num_reserved,
         BLOCKS_TOTAL: pool.num_blocks,

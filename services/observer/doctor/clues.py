@@ -1,6 +1,6 @@
 """What the prompts of a window tell the doctor. Pure.
 
-clues_of(read_past(window, prompts), hygiene.report(window, prompts)) -> Clues
+clues_of(read_past(window, prompts), window.members, hygiene.report(...)) -> Clues
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ out, `report` the same as JSON.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -108,7 +109,11 @@ def examine(window: Window, clues: Clues | None = None) -> Diagnosis:
     judged = [rule(facts) for rule in RULES.values()]
     found = [each for each in judged if isinstance(each, Finding)]
     brought = {cause for finding in found for cause in BRINGS.get(finding.cause, ())}
-    named = [finding for finding in found if finding.cause not in brought]
+    named = [
+        dataclasses.replace(finding, share=min(1.0, finding.share))
+        for finding in found
+        if finding.cause not in brought
+    ]
     return Diagnosis(
         findings=tuple(sorted(named, key=_rank)),
         undecided=tuple(each for each in judged if isinstance(each, Undecided)),

@@ -70,7 +70,7 @@ def interference(facts: Facts) -> Finding | Undecided | None:
         return None
     lost_s = _lost_pace_s(facts, pace)
     squeeze = squeeze_of(facts)
-    if squeeze is not None and _lost_to_squeeze_s(facts, squeeze) > float(lost_s.sum()):
+    if squeeze is not None and _lost_to_squeeze_s(squeeze) > float(lost_s[~squeeze.long].sum()):
         return None
     key = "worker.max_batch_tokens"
     before = facts.config(key)
@@ -107,9 +107,11 @@ def long_prompts_squeeze(facts: Facts) -> Finding | Undecided | None:
     pace = pace_of(facts)
     is_pace = pace.tpot_s.size >= MIN_ANSWERS and pace.follows >= FOLLOWS
     is_slowed = is_pace and pace.slow_s >= SLOWED * pace.calm_s
-    if is_slowed and float(_lost_pace_s(facts, pace).sum()) >= _lost_to_squeeze_s(facts, squeeze):
-        return None
-    explains_s = _lost_to_squeeze_s(facts, squeeze) / facts.num_requests
+    if is_slowed:
+        lost_s = _lost_pace_s(facts, pace)[~squeeze.long]
+        if float(lost_s.sum()) >= _lost_to_squeeze_s(squeeze):
+            return None
+    explains_s = _lost_to_squeeze_s(squeeze) / facts.num_requests
     others = ~squeeze.long
     longest_s = quantile(facts.prefill_s[squeeze.long], 0.5)
     return Finding(
@@ -197,5 +199,5 @@ def _lost_pace_s(facts: Facts, pace: Pace) -> Floats:
     return lost_s
 
 
-def _lost_to_squeeze_s(facts: Facts, squeeze: Squeeze) -> float:
+def _lost_to_squeeze_s(squeeze: Squeeze) -> float:
     return float(squeeze.later_s * squeeze.squeezed.sum())

@@ -10,14 +10,14 @@ import numpy as np
 from services.observer.doctor.facts import Facts, Mask
 from services.observer.doctor.finding import Cause, Evidence, Finding, Undecided
 from services.observer.doctor.readings import ENGINE_BUSY
-from services.observer.doctor.words import at_least, ms, of_ttft, percent, times
+from services.observer.doctor.words import at_least, ms, of_ttft, times
 from services.observer.statistics import mean, quantile
 
 MIN_SHARE, MIN_EXPLAINED_S = 0.15, 0.005
 # The first requests of a worker: one of these numbers, and of all at most this share.
 NUM_FIRST, MOST_FIRST = (5, 10, 20, 40, 80), 0.5
-# How much slower they are, and how much less they find or how much slower they are computed.
-SLOWER, LESS_FOUND, COMPUTED_SLOWER = 1.6, 0.1, 1.5
+# How much later they are, and how much more of them is computed, or how much slower.
+SLOWER, COMPUTED_MORE, COMPUTED_SLOWER = 1.6, 1.5, 1.5
 # Where all engines have worked no longer than this at their first readings, the mesh has just
 # begun. A worker whose readings begin so late is new, where it has worked little so far; readings
 # are kept some seconds apart.
@@ -34,9 +34,9 @@ def cold_start(facts: Facts) -> Finding | Undecided | None:
         return None
     later_s = mean(facts.ttft_s[first]) - mean(facts.ttft_s[rest])
     explains_s = later_s * float(first.sum()) / facts.num_requests
-    found = [_hit_rate(facts, mask) for mask in (first, rest)]
+    computed = [mean(facts.computed_tokens[mask]) for mask in (first, rest)]
     rates = [_rate(facts, mask) for mask in (first, rest)]
-    is_cold = found[0] + LESS_FOUND <= found[1] or (
+    is_cold = computed[0] >= COMPUTED_MORE * computed[1] or (
         min(rates) > 0 and rates[0] * COMPUTED_SLOWER <= rates[1]
     )
     is_late = mean(facts.ttft_s[first]) >= SLOWER * mean(facts.ttft_s[rest])
@@ -60,14 +60,14 @@ def cold_start(facts: Facts) -> Finding | Undecided | None:
                 at_least(times(SLOWER)),
             ),
             Evidence(
-                "hit rate, first and later",
-                f"{percent(found[0])}, {percent(found[1])}",
-                at_least(f"{100 * LESS_FOUND:.0f} points less"),
+                "prompt tokens computed a request, first and later",
+                f"{computed[0]:.0f}, {computed[1]:.0f}",
+                at_least(f"{times(COMPUTED_MORE)} as many, or"),
             ),
             Evidence(
                 "prompt tokens a second, first and later",
                 f"{rates[0]:.0f}, {rates[1]:.0f}",
-                f"{COMPUTED_SLOWER}x slower",
+                at_least(f"{times(COMPUTED_SLOWER)} slower"),
             ),
         ),
         trace_ids=facts.worst(facts.ttft_s, of=first),
@@ -116,11 +116,6 @@ def _first_requests(facts: Facts, begun: Mapping[str, float]) -> Mask:
         if later_s * first.sum() > most_s:
             best, most_s = first, later_s * float(first.sum())
     return best
-
-
-def _hit_rate(facts: Facts, mask: Mask) -> float:
-    total = float(facts.prompt_tokens[mask].sum())
-    return float(facts.cached_tokens[mask].sum()) / total if total else 0.0
 
 
 def _rate(facts: Facts, mask: Mask) -> float:
