@@ -73,7 +73,10 @@ class Api:
         return Response(rendered.body, headers={"content-type": rendered.content_type})
 
     async def trace(self, request: HttpRequest) -> Response:
+        """The last of the trace, or the one whose outermost span is `span`."""
         found = self._books.requests.of_trace(request.path_params["trace_id"])
+        if span_id := request.query_params.get("span"):
+            found = [each for each in found if each.hops[0].span_id == span_id]
         if not found:
             return _not_found("no request with this trace id is kept")
         return as_json(rows.describe_trace(found[-1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import re
@@ -203,6 +204,29 @@ def test_it_is_served_with_a_strict_policy() -> None:
     state = client.get("/api/state").json()
     assert state.keys() == get_type_hints(State).keys()
     assert state["headline"]["level"] == "idle"
+
+
+def test_of_a_trace_with_several_requests_the_one_that_is_meant_is_shown() -> None:
+    made = scene(2, over_s=20, end_unix_s=time.time())
+    first, second = made.requests
+    one_trace = tuple(
+        dataclasses.replace(
+            each,
+            trace_id=first.trace_id,
+            hops=tuple(dataclasses.replace(hop, trace_id=first.trace_id) for hop in each.hops),
+        )
+        for each in (first, second)
+    )
+    books = new_books()
+    tell(books, dataclasses.replace(made, requests=one_trace), tenant="ada")
+    client = TestClient(make_app(books))
+    for each in (first, second):
+        span_id = each.hops[0].span_id
+        shown = client.get(f"/api/requests/{first.trace_id}?span={span_id}").json()
+        assert shown["span_id"] == span_id
+        assert shown["prompt_tokens"] == each.prompt_tokens
+    assert client.get(f"/api/requests/{first.trace_id}").status_code == 200
+    assert client.get(f"/api/requests/{first.trace_id}?span=0").status_code == 404
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="opt-in: FIRSTTOKEN_CHROMIUM=/usr/bin/chromium")
