@@ -21,12 +21,16 @@ import numpy as np
 from services.core.tokens import BYTES_PER_TOKEN, TokenArray
 
 MAX_PROMPTS = 4096
-# Of blocks and tails, each content once.
+# Of all that is kept of them, each block once.
 MAX_BYTES = 64 << 20
+# Of one prompt: what is behind them is not kept.
+MAX_BLOCKS = 8192
 MAX_EVICTIONS = 65_536
 # Times remembered at which one holder dropped one block.
 MAX_TIMES = 4
 CONTENT_BYTES = 16
+# About what a key, or a content's name, takes as an object in a table; and a block in a prompt.
+_NAME_BYTES, _PLACE_BYTES = 160, 24
 
 
 class ToldPrompt(NamedTuple):
@@ -103,9 +107,10 @@ class PromptStore:
         self._max_evictions = max_evictions
         self._kept: deque[KeptPrompt] = deque()
         self._numbers = itertools.count()
-        # Content name to packed ids; prefix key to content name.
+        # Content name to packed ids; prefix key to itself, as the one object that all prompts
+        # have of it, and to its content name.
         self._packed: dict[bytes, bytes] = {}
-        self._content_of: dict[bytes, bytes] = {}
+        self._content_of: dict[bytes, tuple[bytes, bytes]] = {}
         # How many kept prompts have the content, and the key.
         self._uses: dict[bytes, int] = {}
         self._num_bytes = 0
@@ -118,9 +123,14 @@ class PromptStore:
             raise ValueError("a prompt needs a root key, block_tokens, and whole token ids")
         if told.first_token % told.block_tokens:
             raise ValueError("first_token must be the first of a block")
-        root, *keys = told.prefix_keys
-        contents, blocks = self._find(told, keys)
-        is_whole = len(blocks) == len(keys)
+        if told.first_token // told.block_tokens >= len(told.prefix_keys):
+            raise ValueError("first_token must not be behind the blocks that have keys")
+        root, *keys = told.prefix_keys[: 1 + MAX_BLOCKS]
+        # So that what is cut off shows, it is never whole.
+        known = keys if len(keys) == len(told.prefix_keys) - 1 else keys[:-1]
+        contents, blocks = self._find(told, known)
+        is_whole = len(blocks) == len(told.prefix_keys) - 1
+        keys = [self._content_of.get(key, (key,))[0] for key in keys]
         prompt = KeptPrompt(
             trace_id=told.trace_id,
             span_id=told.span_id,
@@ -160,8 +170,8 @@ class PromptStore:
                 uses[name] = uses.get(name, 0) + 1
         assert uses == self._uses
         assert self._packed.keys() | self._content_of.keys() == uses.keys()
-        num_bytes = sum(map(len, self._packed.values()))
-        num_bytes += sum(len(prompt.tail) for prompt in self._kept)
+        num_bytes = sum(map(len, self._packed.values())) + len(uses) * _NAME_BYTES
+        num_bytes += sum(map(_own_bytes, self._kept))
         assert num_bytes == self._num_bytes
         assert len(self._kept) <= self._max_prompts
         assert len(self._evictions) <= self._max_evictions
@@ -182,7 +192,7 @@ class PromptStore:
                 name = hashlib.blake2b(name + packed, digest_size=CONTENT_BYTES).digest()
                 packed = self._packed.get(name, packed)
             elif key in self._content_of:
-                name = self._content_of[key]
+                _, name = self._content_of[key]
                 packed = self._packed[name]
             else:
                 break
@@ -191,25 +201,28 @@ class PromptStore:
         return contents, blocks
 
     def _hold(self, prompt: KeptPrompt) -> None:
-        self._num_bytes += len(prompt.tail)
+        self._num_bytes += _own_bytes(prompt)
         # Without `strict`: of a prompt that is not whole, only what is known.
         for key, name, packed in zip(
             prompt.prefix_keys, prompt.contents, prompt.blocks, strict=False
         ):
             if name not in self._packed:
                 self._packed[name] = packed
-                self._num_bytes += len(packed)
-            self._content_of[key] = name
+                self._num_bytes += len(packed) + _NAME_BYTES
+            if key not in self._content_of:
+                self._content_of[key] = (key, name)
+                self._num_bytes += _NAME_BYTES
             self._uses[name] = self._uses.get(name, 0) + 1
             self._uses[key] = self._uses.get(key, 0) + 1
 
     def _drop(self, prompt: KeptPrompt) -> None:
-        self._num_bytes -= len(prompt.tail)
+        self._num_bytes -= _own_bytes(prompt)
         for key, name in zip(prompt.prefix_keys, prompt.contents, strict=False):
             if self._release(name):
-                self._num_bytes -= len(self._packed.pop(name))
+                self._num_bytes -= len(self._packed.pop(name)) + _NAME_BYTES
             if self._release(key):
                 del self._content_of[key]
+                self._num_bytes -= _NAME_BYTES
 
     def _release(self, name: bytes) -> bool:
         """Whether nobody uses it any more."""
@@ -218,6 +231,12 @@ class PromptStore:
             return False
         del self._uses[name]
         return True
+
+
+def _own_bytes(prompt: KeptPrompt) -> int:
+    """Beside the blocks that it may share with others."""
+    unknown = len(prompt.prefix_keys) - len(prompt.contents)
+    return len(prompt.tail) + len(prompt.prefix_keys) * _PLACE_BYTES + unknown * _NAME_BYTES
 
 
 def _tail(told: ToldPrompt, num_blocks: int) -> bytes:

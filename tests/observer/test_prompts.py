@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from services.core.keys import extend_keys, root_key
 from services.core.tokens import BYTES_PER_TOKEN, pack
-from services.observer.prompts import MAX_TIMES, PromptStore, ToldPrompt
+from services.observer.prompts import MAX_BLOCKS, MAX_TIMES, PromptStore, ToldPrompt
 from tests.observer.traffic import Traffic
 
 SIZE = 4
@@ -86,12 +86,29 @@ def test_an_eviction_is_remembered_with_its_latest_times() -> None:
     store.check_integrity()
 
 
+def test_of_a_very_long_prompt_the_head_is_kept() -> None:
+    store = PromptStore()
+    store.hear(told([*range(SIZE * (MAX_BLOCKS + 2) + 1)]), 1.0)
+    [prompt] = store.snapshot().kept
+
+    assert len(prompt.prefix_keys) == len(prompt.blocks) == MAX_BLOCKS
+    assert prompt.tail == b""
+    store.check_integrity()
+
+
 @pytest.mark.parametrize(
-    "changes", [{"first_token": 3}, {"token_ids": b"abc"}, {"prefix_keys": []}, {"block_tokens": 0}]
+    "changes",
+    [
+        {"first_token": 3},
+        {"first_token": 8},
+        {"token_ids": b"abc"},
+        {"prefix_keys": []},
+        {"block_tokens": 0},
+    ],
 )
 def test_nonsense_is_refused(changes: dict[str, Any]) -> None:
     store = PromptStore()
-    with pytest.raises(ValueError, match=r"prompt needs|first of a block"):
+    with pytest.raises(ValueError, match=r"prompt needs|first of a block|behind the blocks"):
         store.hear(told([1, 2, 3], **changes), 1.0)
     store.check_integrity()
 
@@ -99,7 +116,7 @@ def test_nonsense_is_refused(changes: dict[str, Any]) -> None:
 @given(
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=24), min_size=1, max_size=30),
     st.integers(1, 6),
-    st.integers(100, 400),
+    st.integers(1_000, 6_000),
 )
 def test_the_newest_stay_within_bounds(
     prompts: list[list[int]], max_prompts: int, max_bytes: int
