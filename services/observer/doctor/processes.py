@@ -9,11 +9,13 @@ from services.observer.doctor.facts import Facts
 from services.observer.doctor.finding import Cause, Evidence, Finding, Undecided
 from services.observer.doctor.readings import GC_PAUSES, LOOP_LAG
 from services.observer.doctor.words import at_least, ms, of_ttft, percent
-from services.observer.statistics import Floats, mean
+from services.observer.statistics import Floats, mean, quantile
 
 MIN_SHARE = 0.25
 # A loop that is so late, one time in a hundred, holds requests up.
 LATE_LOOP_S = 0.02
+# It is named where it may explain this share of the mean TTFT, or is late by so much.
+MIN_LAG_SHARE, BLOCKED_LOOP_S = 0.1, 0.1
 # Of the mean TTFT, at least, from where on it is worth a thought.
 MIN_PREPROCESS_S, MIN_TRANSFER_S = 0.01, 0.01
 # Where requests pass: other processes' loops hold up nobody.
@@ -21,16 +23,20 @@ REQUEST_SERVICES = frozenset(("gateway", "router", "tokenizer", "worker"))
 
 
 def loop_lag(facts: Facts) -> Finding | Undecided | None:
-    late = [
-        (series, max(series.values))
+    # Starting takes a moment; what counts lasts.
+    lags = [
+        (series, quantile(series.values, 0.75))
         for series in facts.readings.series(LOOP_LAG, quantile="0.99")
-        if series.service in REQUEST_SERVICES and max(series.values) >= LATE_LOOP_S
+        if series.service in REQUEST_SERVICES
     ]
+    late = [(series, lag_s) for series, lag_s in lags if lag_s >= LATE_LOOP_S]
     if not late:
         return None
     series, lag_s = max(late, key=lambda each: each[1])
     outside_s = _outside_engines_s(facts)
     explains_s = min(mean(outside_s), sum(each for _, each in late))
+    if explains_s < MIN_LAG_SHARE * facts.mean_ttft_s and lag_s < BLOCKED_LOOP_S:
+        return None
     gc_share = facts.readings.per_s(GC_PAUSES).get(series.member_id, 0.0)
     return Finding(
         cause=Cause.LOOP_LAG,
