@@ -99,7 +99,7 @@ class ObserverNode(Resource):
         reporter = await stack.enter_async_context(
             Reporter(service="observer", member_id=self.id, tls=self._tls)
         )
-        control.on_members(reporter.update_members)
+        reporter.follow(control)
         control.update(
             address=self.report_address,
             http_address=self.address,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import ssl
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -11,17 +13,23 @@ from typing import Any
 import uvicorn
 
 from services.runtime.listening import bind
+from services.runtime.logs import event
 from services.runtime.resource import Resource
+from services.runtime.tasks import end_tasks
 from services.runtime.tls import CERTIFICATE_FILE, KEY_FILE, Tls
 
 STOP_TIMEOUT_S = 1
 POLL_S = 0.01
+TLS_POLL_S = 1.0
+
+logger = logging.getLogger(__name__)
 
 
 class PageServer(Resource):
     """An async context manager: entered, it serves the ASGI application at `.address`.
 
-    Entering raises StartupError when the port is taken. With `tls` it speaks HTTPS.
+    Entering raises StartupError when the port is taken. With `tls` it speaks HTTPS, with the
+    files of the moment in which a browser connects.
     """
 
     def __init__(self, app: Any, listen: str, *, tls: Tls | None = None) -> None:
@@ -31,10 +39,11 @@ class PageServer(Resource):
         self.address = ""
 
     async def _open(self, stack: AsyncExitStack) -> None:
+        tls = self._tls
         files: dict[str, Any] = {}
-        if self._tls is not None:
-            files["ssl_certfile"] = self._tls.directory / CERTIFICATE_FILE
-            files["ssl_keyfile"] = self._tls.directory / KEY_FILE
+        if tls is not None:
+            files["ssl_certfile"] = tls.directory / CERTIFICATE_FILE
+            files["ssl_keyfile"] = tls.directory / KEY_FILE
         config = uvicorn.Config(
             self._app,
             ws="none",
@@ -57,9 +66,26 @@ class PageServer(Resource):
         if self._serving.done():
             self._serving.result()
 
+        if tls is not None and config.ssl is not None:
+            following = asyncio.create_task(_follow_files(tls, config.ssl), name="page TLS")
+            stack.push_async_callback(end_tasks, [following])
+
     async def _stop(self) -> None:
         self._server.should_exit = True
         await asyncio.wait({self._serving})
+
+
+async def _follow_files(tls: Tls, context: ssl.SSLContext) -> None:
+    generation = tls.generation
+    while True:
+        await asyncio.sleep(TLS_POLL_S)
+        if tls.generation == generation:
+            continue
+        try:
+            context.load_cert_chain(tls.directory / CERTIFICATE_FILE, tls.directory / KEY_FILE)
+            generation = tls.generation
+        except (OSError, ssl.SSLError) as error:  # caught halfway through a change
+            event(logger, logging.ERROR, "TLS files not taken", reason=str(error))
 
 
 class _Server(uvicorn.Server):
