@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 
 from services.observer.doctor.facts import MIN_REQUESTS
 from services.observer.model import Window
+from services.observer.rows import phrase
 from services.observer.state_fields import Figures, FindingRow, Headline
 
 # A first token so many times as late as before, and by so much, is worth a word; so is such a
@@ -22,7 +25,7 @@ def headline(
         return Headline(level=findings[0]["severity"], text=findings[0]["summary"])
     if not window.requests and now is None:
         return Headline(level="idle", text="No request has come yet.")
-    said = _failing(now) or _later(now, before)
+    said = _failing(window, now) or _later(now, before)
     if said:
         return Headline(level="warning", text=said)
     if (few := len(window.requests)) < MIN_REQUESTS:
@@ -31,14 +34,26 @@ def headline(
     return Headline(level="healthy", text="Nothing stands out.")
 
 
-def _failing(now: Figures | None) -> str:
+def _failing(window: Window, now: Figures | None) -> str:
     if now is None or now["num_failed"] < MIN_FAILED:
         return ""
     share = now["num_failed"] / now["num_requests"]
     if share < FAILED_SHARE:
         return ""
-    failed = now["num_failed"]
-    return f"{share * 100:.0f} % of the requests of the last minutes failed, {failed} in all."
+    failed = [
+        each.error
+        for each in window.requests
+        if each.error and each.arrived_unix_s >= now["begin_unix_s"]
+    ]
+    why = f", most often: {phrase(_most_common(failed))}" if failed else "."
+    return f"{share * 100:.0f} % of the requests of the last minutes failed{why}"
+
+
+def _most_common(errors: Sequence[str]) -> str:
+    """One of those that differ from each other in figures alone."""
+    alike = [re.sub(r"\d+", "0", error) for error in errors]
+    (most, _), *_ = Counter(alike).most_common(1)
+    return errors[alike.index(most)]
 
 
 def _later(now: Figures | None, before: Figures | None) -> str:

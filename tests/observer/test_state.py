@@ -98,11 +98,16 @@ def test_without_a_finding_the_figures_speak() -> None:
 
 def test_failures_without_a_finding_are_said() -> None:
     requests = scene(100, over_s=280).requests
-    failed = [dataclasses.replace(each, error="QUEUE_FULL", ttft_s=None) for each in requests[:30]]
+    errors = ["the queue is full, 64 wait", "the queue is full, 65 wait", "no worker"] * 10
+    failed = [
+        dataclasses.replace(each, error=error, ttft_s=None)
+        for each, error in zip(requests, errors, strict=False)
+    ]
     state = make_state(scene(1, requests=(*failed, *requests[30:])), [])
     assert state["headline"] == {
         "level": "warning",
-        "text": "30 % of the requests of the last minutes failed, 30 in all.",
+        "text": "30 % of the requests of the last minutes failed, most often:"
+        " the queue is full, 64 wait",
     }
 
 
