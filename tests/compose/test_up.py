@@ -80,8 +80,8 @@ async def test_a_prompt_is_answered_and_its_ledger_adds_up(stack: Stack) -> None
 
 
 def test_the_command_line_is_in_the_image(stack: Stack) -> None:
-    assert "firsttoken" in stack.inside("router", "firsttoken", "--version")
-    assert "worker" in stack.inside("gateway", "firsttoken", "status")
+    assert "worker" in stack.inside("observer", "firsttoken", "status")
+    assert stack.inside("observer", "firsttoken", "doctor")
 
 
 def test_workers_and_kv_store_share_memory(stack: Stack) -> None:
