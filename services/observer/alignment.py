@@ -24,7 +24,7 @@ MAX_SPAN_TOKENS = 192
 MAX_SPANS = 16
 # Of each prompt, by which it is compared with others; of short ones all runs, of others one
 # in so many.
-SHINGLED_TOKENS = 8192
+SHINGLED_TOKENS = 4096
 SHORT_TOKENS = 512
 ONE_IN = 8
 
