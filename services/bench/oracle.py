@@ -8,6 +8,7 @@ the prompt. Caches evict what was used longest ago, a chain's tail before its he
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from services.core.workload import Arrival
@@ -44,7 +45,7 @@ class Cache:
     """A worker's blocks, those used longest ago first. `num_blocks` None: it never forgets."""
 
     def __init__(self, num_blocks: int | None = None) -> None:
-        self._num_blocks = num_blocks
+        self.num_blocks = num_blocks
         self._blocks: dict[bytes, None] = {}
 
     def __len__(self) -> int:
@@ -64,21 +65,23 @@ class Cache:
                 high = middle - 1
         return low
 
-    def use(self, chain: Sequence[bytes]) -> None:
-        """Its blocks are the ones used last; what then is too much goes."""
+    def use(self, chain: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Its blocks are the ones used last; what then is too much goes, and is returned."""
         blocks = self._blocks
-        if self._num_blocks is None:
+        if self.num_blocks is None:
             blocks.update(dict.fromkeys(chain))
-            return
+            return ()
         # What does not fit is not kept: its head is worth more than its tail.
-        for key in reversed(chain[: self._num_blocks]):
+        for key in reversed(chain[: self.num_blocks]):
             blocks.pop(key, None)
             blocks[key] = None
-        while len(blocks) > self._num_blocks:
-            del blocks[next(iter(blocks))]
+        evicted = tuple(islice(blocks, max(0, len(blocks) - self.num_blocks)))
+        for key in evicted:
+            del blocks[key]
+        return evicted
 
     def check_integrity(self) -> None:
-        assert self._num_blocks is None or len(self._blocks) <= self._num_blocks
+        assert self.num_blocks is None or len(self._blocks) <= self.num_blocks
 
 
 # Which worker: from the uncached tokens of the prompt at each, and those it had before.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from services.bench import decisions, route, route_live, workload_traces
+from services.bench import decisions, offline, route, route_live, workload_traces
 from services.bench.workloads import Chats, SharedPrefix, change, make
 from services.cli import plot, route_tables
 from services.cli.failures import CANNOT_START, Failure
@@ -44,9 +44,11 @@ _SHAPE = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--part",
-        choices=("decisions",),
+        choices=("decisions", "offline"),
         help="decisions: how many a router's core makes a second on one core, by workers and by"
-        " indexed blocks; no other option is of use with it",
+        " indexed blocks; no other option is of use with it. offline: kv_aware beside a router"
+        " that knows all caches, one request after the other, of a trace or a made load;"
+        " --workers and --blocks are of use, too",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
@@ -113,8 +115,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Tells on stderr how far it is. Raises InvalidArgument."""
-    if arguments.part is not None:
+    if arguments.part == "decisions":
         return decisions.measure(tell=_tell)
+    if arguments.part == "offline":
+        return _measure_offline(arguments)
     if arguments.plot is not None:
         _check_writable(arguments.plot)
     workload = _workload(arguments)
@@ -138,6 +142,19 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     return document
 
 
+def _measure_offline(arguments: argparse.Namespace) -> dict[str, Any]:
+    for name in ("plot", "live", "assignments"):
+        if getattr(arguments, name):
+            flag = {"assignments": "--set"}.get(name, _flag(name))
+            raise InvalidArgument.of(flag, "is of no use with --part offline")
+    sizes = offline.SIZES
+    if arguments.blocks is not None:
+        sizes = [None if arguments.blocks == UNLIMITED else arguments.blocks]
+    return offline.measure(
+        _workload(arguments), num_workers=arguments.workers, sizes=sizes, tell=_tell
+    )
+
+
 async def _measure_live(workload: Workload, plan: route.RoutePlan) -> dict[str, Any]:
     if plan.num_routers > 1:
         raise InvalidArgument.of("--routers", "must be 1 with --live")
@@ -156,8 +173,8 @@ async def _measure_live(workload: Workload, plan: route.RoutePlan) -> dict[str, 
 
 
 def show(document: dict[str, Any]) -> None:
-    is_decisions = document["benchmark"] == "decisions"
-    print(*(show_figures if is_decisions else route_tables.lines_of)(document), sep="\n")
+    is_whole = document["benchmark"] == "route"
+    print(*(route_tables.lines_of if is_whole else show_figures)(document), sep="\n")
 
 
 def _workload(arguments: argparse.Namespace) -> Workload:

@@ -41,6 +41,43 @@ def test_a_document_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert _Page(text).open_tags == []
 
 
+def test_routing_alone_beside_a_router_that_knows_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--part", "offline", "--blocks", "90", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+
+    assert (document["benchmark"], document["workers"], document["block_tokens"]) == (
+        *("offline", 3),
+        64,
+    )
+    rows = document["rows"]
+    assert [(row["router"], row["num_blocks"]) for row in rows] == [
+        ("oracle", 90),
+        ("kv_aware", 90),
+    ]
+    assert all(0 < row["hit_rate"] < 1 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        (["--live"], "--live"),
+        (["--set", "router.max_queue=3"], "--set"),
+        (["--plot", "a.html"], "--plot"),
+    ],
+)
+def test_what_is_of_no_use_without_time_is_refused(
+    option: list[str],
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*SMALL, "--part", "offline", *option]) != 0
+    assert f"{named}: is of no use with --part offline" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
 class _Page(HTMLParser):
     """Nothing may come from elsewhere, and what is opened is closed."""
 

@@ -165,6 +165,13 @@ def test_a_deadline_ends_a_request_and_frees_its_place() -> None:
     assert outcomes[1].finished_s == pytest.approx(1.0)
 
 
+def test_a_step_that_outlasts_all_requests_ends_before_anything_is_counted() -> None:
+    slow = {"prefill_tokens_per_s": 0.01, "decode_step_ms": 10, "num_blocks": 384}
+    plan = MeshPlan(config=configure(worker={"simulated": slow}), num_workers=1)
+    (outcome,) = replay([Arrival(0.0, (), 2000, 10, deadline_s=1.0)], plan).outcomes
+    assert outcome.error == "DEADLINE_EXCEEDED"
+
+
 def test_a_full_queue_refuses() -> None:
     config = configure(worker={"num_slots": 1, "max_batch_tokens": 512}, max_queue=2)
     outcomes = replay(
