@@ -63,6 +63,8 @@ def test_routing_alone_beside_a_router_that_knows_all(capsys: pytest.CaptureFixt
         (["--live"], "--live"),
         (["--set", "router.max_queue=3"], "--set"),
         (["--plot", "a.html"], "--plot"),
+        (["--routers", "2"], "--routers"),
+        (["--strategies", "random"], "--strategies"),
     ],
 )
 def test_what_is_of_no_use_without_time_is_refused(
@@ -76,6 +78,16 @@ def test_what_is_of_no_use_without_time_is_refused(
     assert main([*SMALL, "--part", "offline", *option]) != 0
     assert f"{named}: is of no use with --part offline" in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
+
+
+def test_a_run_that_fails_leaves_no_page(tmp_path: Path) -> None:
+    path = tmp_path / "a.html"
+    assert main([*SMALL, "--blocks", "1", "--plot", str(path)]) == 1
+    assert not path.exists()
+
+    path.write_text("mine")
+    assert main([*SMALL, "--blocks", "1", "--plot", str(path)]) == 1
+    assert path.read_text() == "mine"
 
 
 class _Page(HTMLParser):
@@ -116,6 +128,10 @@ class _Page(HTMLParser):
         (["--workload", "chats", "--low-tokens", "400"], "--low-tokens: must be at most 300"),
         (["--set", "worker.num_slot=3"], "did you mean worker.num_slots?"),
         (["--set", "worker.num_slots=0"], "worker.num_slots: must be in [1, 256]"),
+        (
+            ["--set", "worker.num_slots=x", "--blocks", "unlimited"],
+            "worker.num_slots: must be a whole number; got 'x'",
+        ),
         (["--set", "router.routing_strategy=random"], "is set by --strategies"),
         (["--trace", "tau", "--set", "mesh.block_tokens=64"], "must be the workload's, 16"),
         (["--blocks", "8"], "worker.simulated.num_blocks: must be at least 65"),
