@@ -80,6 +80,8 @@ class _Connections:
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[HttpStream]:
+        # Not those that the other side has closed meanwhile.
+        self._idle = [each for each in self._idle if each.is_open]
         if not self._idle:
             self._idle.append(await self._stack.enter_async_context(open_stream(self._url)))
         stream = self._idle.pop()

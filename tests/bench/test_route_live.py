@@ -87,8 +87,9 @@ async def test_a_request_that_fails_has_a_reason_and_stops_no_other(
     assert [each.result.error for each in sent] == [error, error]
 
 
-async def test_an_answer_that_is_broken_off_is_a_request_that_fails() -> None:
+async def test_an_answer_that_is_broken_off_fails_its_request_and_a_lost_connection_none() -> None:
+    arrivals = [Arrival(0.0, (), 10, 2), Arrival(0.3, (), 10, 2)]
     async with edge(BROKEN_OFF) as url:
-        [sent] = await route_live.send_all(url, [Arrival(0.0, (), 10, 2)], [b"[1]"], "salt")
+        sent = await route_live.send_all(url, arrivals, [b"[1]", b"[2]"], "salt")
 
-    assert sent.result.error == "the router is gone"
+    assert [each.result.error for each in sent] == ["the router is gone"] * 2
