@@ -111,6 +111,7 @@ class Knowledge:
         return self._typical_token_s or FIRST_TOKEN_S
 
     def update_workers(self, workers: Iterable[Worker]) -> None:
+        self.index.sweep()  # else who comes and goes, and says nothing, is never forgotten
         present = {worker: None for worker in workers if worker.present}
         for worker in self.views.keys() - present.keys():
             view = self.views.pop(worker)
@@ -261,6 +262,7 @@ class Errand:
     __slots__ = (
         "_begun_s",
         "_choice",
+        "_is_alone",
         "_is_awaited",
         "_is_finished",
         "_keys",
@@ -277,6 +279,8 @@ class Errand:
         self._choice = choice
         self._prompt = prompt
         self._begun_s = now_s
+        # Nothing was before it there.
+        self._is_alone = view.load.is_idle
         # Its first token has not been seen.
         self._is_awaited = True
         self._is_finished = False
@@ -289,7 +293,7 @@ class Errand:
     def first_token(self, now_s: float) -> None:
         """The prompt is computed."""
         self._end_work(now_s)
-        if not self._view.load.queue_s(now_s):
+        if self._is_alone and not self._view.load.queue_s(now_s):
             self._view.load.learn_token(self._choice.uncached_tokens, now_s - self._begun_s)
 
     def finished(

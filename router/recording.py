@@ -109,6 +109,8 @@ class Recorder:
         file = self._file
         if file is None or not file.wants or random.random() >= self._sample:
             return
+        if decision.arrived_s < file.start_s:
+            return  # it came before all that the file says of the mesh
         file.put(
             lambda at_s: decision_line(decision, file.names, start_s=file.start_s), num_decisions=1
         )

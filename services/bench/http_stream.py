@@ -35,9 +35,13 @@ class HttpStream(asyncio.Protocol):
         self._first_s: float | None = None
         self._heard: asyncio.Future[None] | None = None
 
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
     async def ask(self, request: bytes) -> Heard:
         assert self._transport is not None
-        if self._transport.is_closing():
+        if not self.is_open:
             raise ConnectionError("the connection was closed")
         self._pieces, self._tail, self._first_s = [], b"", None
         self._heard = asyncio.get_running_loop().create_future()

@@ -17,18 +17,16 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from services.bench.http_stream import Heard, HttpStream, open_stream, post
 from services.bench.route import Result, RoutePlan, add_strategy, describe, percentile
+from services.bench.settings import configure
 from services.bench.workloads import SharedPrefix, make, token_ids
 from services.core.workload import Arrival, Workload
-from services.runtime.channels import open_channel
 
 PATH = "/v1/completions"
 # Before each strategy is measured, so that workers have measured themselves, and what is
 # cached no more has been evicted.
 WARM_UP = SharedPrefix(num_requests=32, rate_per_s=20.0, num_prefixes=8, prefix_tokens=1_000)
-APPLY_TIMEOUT_S, POLL_S = 10.0, 0.02
 
 
 class Sent(NamedTuple):
@@ -53,7 +51,7 @@ async def measure(
     warm_up_prompts = _prompts(warm_up, WARM_UP.block_tokens)
     for strategy in plan.strategies:
         tell(f"{strategy} …")
-        await _set_strategy(control, strategy)
+        await configure(control, {"router.routing_strategy": strategy})
         salt = f"{strategy} {time.time_ns()}"
         await send_all(url, warm_up, warm_up_prompts, f"{salt} before")
         began_s = time.perf_counter()
@@ -82,6 +80,8 @@ class _Connections:
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[HttpStream]:
+        # Not those that the other side has closed meanwhile.
+        self._idle = [each for each in self._idle if each.is_open]
         if not self._idle:
             self._idle.append(await self._stack.enter_async_context(open_stream(self._url)))
         stream = self._idle.pop()
@@ -110,12 +110,14 @@ async def _send(connections: _Connections, arrival: Arrival, request: bytes, due
     try:
         async with connections.lend() as stream:
             return Sent(_result(arrival, await stream.ask(request)), late_s)
-    except (ConnectionError, OSError) as error:
+    except OSError as error:
         return Sent(_failure(arrival, str(error)), late_s)
 
 
 def _result(arrival: Arrival, heard: Heard) -> Result:
     last = _last_event(heard.answer)
+    if "error" in last:
+        return _failure(arrival, last["error"]["message"])
     [journey] = last["firsttoken"]
     usage = last["usage"]
     return Result(
@@ -131,16 +133,17 @@ def _result(arrival: Arrival, heard: Heard) -> Result:
 
 
 def _failure(arrival: Arrival, answer: str) -> Result:
-    """`answer`: of HTTP, or what became of the connection."""
+    """`answer`: of HTTP, or what became of it or of the connection."""
     reason = answer.splitlines()[0].removeprefix("HTTP/1.1 ") if answer else "no connection"
     nan = float("nan")
     return Result(nan, nan, arrival.prompt_tokens, arrival.output_tokens, 0, None, "", reason)
 
 
 def _last_event(answer: bytes) -> dict[str, Any]:
-    """The one before [DONE], which says what the answer was made of."""
-    *_, event, _ = answer.split(b"data: ")
-    found: dict[str, Any] = json.loads(event.split(b"\n\n")[0])
+    """The one before [DONE], which says what the answer was made of; or the error that broke
+    it off."""
+    *_, before, last = (event.split(b"\n\n")[0] for event in answer.split(b"data: "))
+    found: dict[str, Any] = json.loads(before if last == b"[DONE]" else last)
     return found
 
 
@@ -171,17 +174,3 @@ def _body(arrival: Arrival, prompt: bytes, salt: str) -> bytes:
         "cache_salt": salt,
     }
     return orjson.dumps(asked)[:-1] + b',"prompt":' + prompt + b"}"
-
-
-async def _set_strategy(control: str, strategy: str) -> None:
-    """Returns when all members have it."""
-    changes = {"router.routing_strategy": json.dumps(strategy)}
-    async with open_channel(control) as channel, asyncio.timeout(APPLY_TIMEOUT_S):
-        stub = control_pb2_grpc.ControlServiceStub(channel)
-        answer = await stub.SetConfig(control_pb2.SetConfigRequest(changes=changes))
-        generation = answer.configuration.generation
-        while True:
-            members = (await stub.ListMembers(control_pb2.ListMembersRequest())).members
-            if all(member.generation >= generation for member in members):
-                return
-            await asyncio.sleep(POLL_S)

@@ -6,15 +6,31 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import grpc.aio
+
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from services.bench.processes import until
 from services.runtime.channels import open_channel
+from services.runtime.startup import StartupError
 
 APPLY_TIMEOUT_S = 60.0
 
 
 async def configure(control: str, changes: Mapping[str, Any]) -> None:
-    """`changes`: dotted key to value. Returns when every member has applied them."""
+    """`changes`: dotted key to value. Returns when every member has applied them.
+
+    Raises StartupError when the mesh does not take them.
+    """
+    try:
+        await _configure(control, changes)
+    except grpc.aio.AioRpcError as error:
+        raise StartupError(f"the mesh's control service failed: {error.details()}") from error
+    except TimeoutError as error:
+        problem = f"some of the mesh did not apply its settings within {APPLY_TIMEOUT_S:g} s"
+        raise StartupError(problem) from error
+
+
+async def _configure(control: str, changes: Mapping[str, Any]) -> None:
     texts = {key: json.dumps(value) for key, value in changes.items()}
     async with open_channel(control) as channel:
         stub = control_pb2_grpc.ControlServiceStub(channel)

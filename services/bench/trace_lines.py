@@ -23,6 +23,8 @@ Span: TypeAlias = tuple[int, int]
 
 # Far above any real prompt; a chain of such a length still fits in memory.
 MAX_COUNT = 1 << 24
+# Of a file, unpacked. An hour of a busy cluster is some ten million.
+MAX_BYTES = 1 << 29
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -169,17 +171,23 @@ def read_text(path: Path) -> str:
     """Of a file, gzipped or not."""
     whole = Place(path.name, 1)
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise InvalidArgument.of(str(path), f"cannot be read: {error.strerror}") from error
     if content.startswith(_GZIP_MAGIC):
         try:
-            content = gzip.decompress(content)
+            with gzip.open(io.BytesIO(content)) as unpacked:
+                content = unpacked.read(MAX_BYTES + 1)
         except (EOFError, OSError, zlib.error) as error:
             description = f"is damaged, or cut off: {error}; fetch or compress it again"
             raise InvalidArgument.of(path.name, description) from error
     elif path.suffix == ".gz":
         raise whole.refuse("", "is not gzip, though its name ends with .gz: rename or compress it")
+    if len(content) > MAX_BYTES:
+        raise InvalidArgument.of(
+            path.name, f"has more than {MAX_BYTES >> 20} MiB, unpacked: cut it into parts"
+        )
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -7,7 +7,6 @@ import asyncio
 import math
 import sys
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 from typing import Any
 
 from firsttoken.client import MeshError
@@ -15,6 +14,7 @@ from services.bench import ladder, ladder_live, ladder_virtual
 from services.cli import ladder_tables, rpc
 from services.cli.failures import BAD_REQUEST, CANNOT_START, Failure
 from services.cli.mesh import LocalMesh
+from services.cli.page_file import add_plot_option, check_writable
 from services.cli.plans import run_quiet_mesh
 from services.core.errors import InvalidArgument
 from services.runtime.startup import StartupError
@@ -45,15 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         + ", ".join(f"{engine} {seconds:g}" for engine, seconds in SECONDS.items())
         + ")",
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE.html", help="write a page of charts")
+    add_plot_option(parser)
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Tells on stderr how far it is. Raises InvalidArgument."""
     seconds = _seconds(arguments)
     rungs = ladder.climb([name.strip() for name in arguments.rungs.split(",") if name.strip()])
-    if arguments.plot is not None:
-        _check_writable(arguments.plot)
+    check_writable(arguments.plot)
     if arguments.engine == "real":
         document = _measure_live(rungs, seconds)
     else:
@@ -101,14 +100,6 @@ def _seconds(arguments: argparse.Namespace) -> float:
             "--seconds", f"must be above 0, and at most {MAX_SECONDS:g}; got {seconds:g}"
         )
     return seconds
-
-
-def _check_writable(path: Path) -> None:
-    """Before minutes are spent on what it is to hold."""
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise Failure(f"--plot: cannot write {path}: {error.strerror}") from error
 
 
 def _tell(text: str) -> None:

@@ -7,14 +7,14 @@ import asyncio
 import math
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from services.bench import decisions, route, route_live, workload_traces
+from services.bench import decisions, offline, route, route_live, workload_traces
 from services.bench.workloads import Chats, SharedPrefix, change, make
 from services.cli import plot, route_tables
 from services.cli.failures import CANNOT_START, Failure
 from services.cli.figures import show_figures
+from services.cli.page_file import add_plot_option, check_writable
 from services.cli.plans import run_quiet_mesh
 from services.cli.settings import parse_assignments
 from services.core.errors import InvalidArgument
@@ -25,6 +25,7 @@ from services.runtime.startup import StartupError
 # Of a worker, where nothing else is said: a made load is to be too large for one cache.
 MADE_BLOCKS, TRACE_BLOCKS = 384, 5_000
 UNLIMITED = "unlimited"
+_ALL = ",".join(ROUTING_STRATEGIES)
 WORKLOADS: Mapping[str, type[SharedPrefix | Chats]] = {
     "shared-prefix": SharedPrefix,
     "chats": Chats,
@@ -44,9 +45,11 @@ _SHAPE = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--part",
-        choices=("decisions",),
+        choices=("decisions", "offline"),
         help="decisions: how many a router's core makes a second on one core, by workers and by"
-        " indexed blocks; no other option is of use with it",
+        " indexed blocks; no other option is of use with it. offline: kv_aware beside a router"
+        " that knows all caches, one request after the other, of a trace or a made load;"
+        " --workers and --blocks are of use, too",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
@@ -63,9 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--strategies",
-        default=",".join(ROUTING_STRATEGIES),
+        default=_ALL,
         metavar="A,B,...",
-        help=f"default: {','.join(ROUTING_STRATEGIES)}",
+        help=f"default: {_ALL}",
     )
     parser.add_argument("--workers", type=_count(1_000), default=8, metavar="N")
     parser.add_argument("--routers", type=_count(64), default=1, metavar="N")
@@ -108,15 +111,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in ("low_tokens", "high_tokens"):
         shape.add_argument(_flag(name), type=_count(1 << 20), metavar="N", help="chats: length")
     shape.add_argument(_flag("output_tokens"), type=_count(1 << 20), metavar="N")
-    parser.add_argument("--plot", type=Path, metavar="FILE.html", help="write a page of charts")
+    add_plot_option(parser)
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Tells on stderr how far it is. Raises InvalidArgument."""
     if arguments.part is not None:
-        return decisions.measure(tell=_tell)
-    if arguments.plot is not None:
-        _check_writable(arguments.plot)
+        _check_part(arguments)
+        if arguments.part == "decisions":
+            return decisions.measure(tell=_tell)
+        return _measure_offline(arguments)
+    check_writable(arguments.plot)
     workload = _workload(arguments)
     _check_duration(workload, arguments.rate)
     strategies = _strategies(arguments.strategies)
@@ -138,6 +143,27 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     return document
 
 
+def _check_part(arguments: argparse.Namespace) -> None:
+    """Raises InvalidArgument for an option that says nothing there."""
+    whole: Mapping[str, object] = {
+        **{"plot": None, "live": False, "assignments": []},
+        **{"strategies": _ALL, "routers": 1},
+    }
+    for name, default in whole.items():
+        if getattr(arguments, name) != default:
+            flag = {"assignments": "--set"}.get(name, _flag(name))
+            raise InvalidArgument.of(flag, f"is of no use with --part {arguments.part}")
+
+
+def _measure_offline(arguments: argparse.Namespace) -> dict[str, Any]:
+    sizes = offline.SIZES
+    if arguments.blocks is not None:
+        sizes = [None if arguments.blocks == UNLIMITED else arguments.blocks]
+    return offline.measure(
+        _workload(arguments), num_workers=arguments.workers, sizes=sizes, tell=_tell
+    )
+
+
 async def _measure_live(workload: Workload, plan: route.RoutePlan) -> dict[str, Any]:
     if plan.num_routers > 1:
         raise InvalidArgument.of("--routers", "must be 1 with --live")
@@ -156,8 +182,8 @@ async def _measure_live(workload: Workload, plan: route.RoutePlan) -> dict[str, 
 
 
 def show(document: dict[str, Any]) -> None:
-    is_decisions = document["benchmark"] == "decisions"
-    print(*(show_figures if is_decisions else route_tables.lines_of)(document), sep="\n")
+    is_whole = document["benchmark"] == "route"
+    print(*(route_tables.lines_of if is_whole else show_figures)(document), sep="\n")
 
 
 def _workload(arguments: argparse.Namespace) -> Workload:
@@ -212,8 +238,8 @@ def _config(arguments: argparse.Namespace, workload: Workload) -> Any:
     default = MADE_BLOCKS if arguments.trace is None else TRACE_BLOCKS
     num_blocks = default if arguments.blocks is None else arguments.blocks
     if num_blocks == UNLIMITED:
-        num_slots = changes.get("worker.num_slots", route.TIMING["worker.num_slots"])
-        num_blocks = route.enough_blocks(workload, num_slots)
+        checked = route.make_config(workload, num_blocks=default, changes=changes)
+        num_blocks = route.enough_blocks(workload, checked.worker.num_slots)
     return route.make_config(workload, num_blocks=num_blocks, changes=changes)
 
 
@@ -232,14 +258,6 @@ def _strategies(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _check_writable(path: Path) -> None:
-    """Before minutes are spent on what it is to hold."""
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise Failure(f"--plot: cannot write {path}: {error.strerror}") from error
-
-
 def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -249,13 +267,13 @@ def _flag(name: str) -> str:
 
 
 def _count(most: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
+    def count(text: str) -> int:  # argparse tells people this name
         value = int(text)
         if not 1 <= value <= most:
             raise argparse.ArgumentTypeError(f"must be in [1, {most}]")
         return value
 
-    return parse
+    return count
 
 
 def _blocks(text: str) -> int | str:

@@ -7,13 +7,14 @@ evicted, a chain's tail before its head.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 
 class Cache:
     """Blocks, those used longest ago first. `num_blocks` None: it never forgets."""
 
     def __init__(self, num_blocks: int | None = None) -> None:
-        self._num_blocks = num_blocks
+        self.num_blocks = num_blocks
         self._blocks: dict[bytes, None] = {}
 
     def __len__(self) -> int:
@@ -33,18 +34,20 @@ class Cache:
                 high = middle - 1
         return low
 
-    def use(self, chain: Sequence[bytes]) -> None:
-        """Its blocks are the ones used last; what then is too much goes."""
+    def use(self, chain: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Its blocks are the ones used last; what then is too much goes, and is returned."""
         blocks = self._blocks
-        if self._num_blocks is None:
+        if self.num_blocks is None:
             blocks.update(dict.fromkeys(chain))
-            return
+            return ()
         # What does not fit is not kept: its head is worth more than its tail.
-        for key in reversed(chain[: self._num_blocks]):
+        for key in reversed(chain[: self.num_blocks]):
             blocks.pop(key, None)
             blocks[key] = None
-        while len(blocks) > self._num_blocks:
-            del blocks[next(iter(blocks))]
+        evicted = tuple(islice(blocks, max(0, len(blocks) - self.num_blocks)))
+        for key in evicted:
+            del blocks[key]
+        return evicted
 
     def check_integrity(self) -> None:
-        assert self._num_blocks is None or len(self._blocks) <= self._num_blocks
+        assert self.num_blocks is None or len(self._blocks) <= self.num_blocks

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from router.fleet import Role
 from services.core.config import Snapshot
-from services.core.settings import MeshConfig
+from services.core.settings import MeshConfig, WorkerSettings
 from services.core.workload import Arrival
 from services.simulation.clock import run
 from services.simulation.core import Totals
@@ -68,11 +68,18 @@ async def _replay(arrivals: Iterable[Arrival], plan: MeshPlan) -> Replayed:
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         duration_s = mesh.now_s
-        await asyncio.sleep(SETTLE_S)
+        await asyncio.sleep(SETTLE_S + _longest_step_s(plan.config.worker))
         mesh.check_idle()
     finally:
         mesh.close()
     return Replayed(outcomes, mesh.totals, duration_s)
+
+
+def _longest_step_s(settings: WorkerSettings) -> float:
+    """A step that has begun ends, also where everybody has given up its requests."""
+    engine = settings.simulated
+    decode_ms = engine.decode_step_ms + engine.decode_step_ms_per_seq * settings.num_slots
+    return settings.max_batch_tokens / engine.prefill_tokens_per_s + decode_ms / 1e3
 
 
 class VirtualMesh:

@@ -25,6 +25,8 @@ from services.core.workload import MAX_DURATION_S, Arrival
 _MOST = 1 << 40
 # As worker.max_context_tokens at most.
 _MOST_TOKENS = 1 << 20
+# Far more than a request with that many tokens and thousands of workers makes.
+_MAX_LINE_BYTES = 1 << 24
 
 
 class Recorded(NamedTuple):
@@ -241,9 +243,9 @@ def read_recording(path: Path) -> Recording:
     """Raises InvalidArgument, with the line and the field, and OSError."""
     reader: _Reader | None = None
     with path.open("rb") as file:
-        for number, data in enumerate(file, 1):
+        for number, data in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES), b""), 1):
             place = f"{path.name}, line {number}"
-            is_whole = data.endswith(b"\n")
+            is_whole = data.endswith(b"\n") or len(data) == _MAX_LINE_BYTES
             try:
                 fields = orjson.loads(data)
             except orjson.JSONDecodeError:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from router.admission import RequestClass
+from router.checks import check_length
 from router.dispatch import Dispatcher, Grant, Place
 from router.prompt import Prompt
 from services.core.config import Snapshot
@@ -200,6 +201,7 @@ class VirtualRouter:
                     tenant=arrival.tenant,
                     remaining_s=life_s,
                 ) as place:
+                    self._check_length(prompt.num_tokens)
                     await self._generate(place, journey)
         except MeshError as error:
             journey.error = error.reason
@@ -208,6 +210,12 @@ class VirtualRouter:
         except TimeoutError:
             journey.error = "DEADLINE_EXCEEDED"
         return journey.outcome(self._loop.time(), self._start_s)
+
+    def _check_length(self, num_tokens: int) -> None:
+        """Raises InvalidArgument for a prompt that no worker could take."""
+        most = self.dispatcher.max_context_tokens
+        if most is not None:
+            check_length("token_ids", num_tokens, most)
 
     def _life_s(self, arrival: Arrival) -> float:
         most_s = self._settings.max_deadline_s

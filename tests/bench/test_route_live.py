@@ -15,6 +15,18 @@ from services.core.workload import Arrival
 REFUSAL = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 2\r\n\r\n{}"
 
 
+def chunk(event: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+BROKEN_OFF = (
+    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+    + chunk(b'data: {"choices":[]}\n\n')
+    + chunk(b'data: {"error":{"message":"the router is gone"}}\n\n')
+    + chunk(b"")
+)
+
+
 async def test_real_processes_agree_with_virtual_time_about_what_is_cached() -> None:
     load = make(SharedPrefix(num_requests=60, rate_per_s=30, num_prefixes=5, prefix_tokens=500))
     fast = {
@@ -73,3 +85,11 @@ async def test_a_request_that_fails_has_a_reason_and_stops_no_other(
         sent = await route_live.send_all(url, arrivals, [b"[1]", b"[2]"], "salt")
 
     assert [each.result.error for each in sent] == [error, error]
+
+
+async def test_an_answer_that_is_broken_off_fails_its_request_and_a_lost_connection_none() -> None:
+    arrivals = [Arrival(0.0, (), 10, 2), Arrival(0.3, (), 10, 2)]
+    async with edge(BROKEN_OFF) as url:
+        sent = await route_live.send_all(url, arrivals, [b"[1]", b"[2]"], "salt")
+
+    assert [each.result.error for each in sent] == ["the router is gone"] * 2

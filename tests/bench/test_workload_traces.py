@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.bench import trace_lines
 from services.bench.workload_traces import FOLDER, TRACES, read_trace
 from services.core.errors import InvalidArgument
 from services.core.workload import Arrival, Workload
@@ -219,6 +220,16 @@ def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, problem: str
     with pytest.raises(InvalidArgument) as caught:
         read_trace(tmp_path / "a.jsonl.gz")
     assert problem in caught.value.message
+
+
+@pytest.mark.parametrize("content", [b"x" * 1001, gzip.compress(b"x" * 1001)])
+def test_no_more_is_unpacked_than_a_trace_can_have(
+    tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_lines, "MAX_BYTES", 1000)
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(InvalidArgument, match="a: has more than"):
+        read_trace(tmp_path / "a")
 
 
 def test_a_name_that_is_unknown_is_answered_with_those_that_are_known(tmp_path: Path) -> None:

@@ -41,6 +41,55 @@ def test_a_document_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert _Page(text).open_tags == []
 
 
+def test_routing_alone_beside_a_router_that_knows_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--part", "offline", "--blocks", "90", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+
+    assert (document["benchmark"], document["workers"], document["block_tokens"]) == (
+        *("offline", 3),
+        64,
+    )
+    rows = document["rows"]
+    assert [(row["router"], row["num_blocks"]) for row in rows] == [
+        ("oracle", 90),
+        ("kv_aware", 90),
+    ]
+    assert all(0 < row["hit_rate"] < 1 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        (["--live"], "--live"),
+        (["--set", "router.max_queue=3"], "--set"),
+        (["--plot", "a.html"], "--plot"),
+        (["--routers", "2"], "--routers"),
+        (["--strategies", "random"], "--strategies"),
+    ],
+)
+def test_what_is_of_no_use_without_time_is_refused(
+    option: list[str],
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*SMALL, "--part", "offline", *option]) != 0
+    assert f"{named}: is of no use with --part offline" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_run_that_fails_leaves_no_page(tmp_path: Path) -> None:
+    path = tmp_path / "a.html"
+    assert main([*SMALL, "--blocks", "1", "--plot", str(path)]) == 1
+    assert not path.exists()
+
+    path.write_text("mine")
+    assert main([*SMALL, "--blocks", "1", "--plot", str(path)]) == 1
+    assert path.read_text() == "mine"
+
+
 class _Page(HTMLParser):
     """Nothing may come from elsewhere, and what is opened is closed."""
 
@@ -79,6 +128,10 @@ class _Page(HTMLParser):
         (["--workload", "chats", "--low-tokens", "400"], "--low-tokens: must be at most 300"),
         (["--set", "worker.num_slot=3"], "did you mean worker.num_slots?"),
         (["--set", "worker.num_slots=0"], "worker.num_slots: must be in [1, 256]"),
+        (
+            ["--set", "worker.num_slots=x", "--blocks", "unlimited"],
+            "worker.num_slots: must be a whole number; got 'x'",
+        ),
         (["--set", "router.routing_strategy=random"], "is set by --strategies"),
         (["--trace", "tau", "--set", "mesh.block_tokens=64"], "must be the workload's, 16"),
         (["--blocks", "8"], "worker.simulated.num_blocks: must be at least 65"),

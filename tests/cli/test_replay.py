@@ -221,6 +221,7 @@ def spoilt(**fields: Any) -> bytes:
             [b'{"kind":"header","program":"firsttoken","format":99}\n'],
             "line 1: format: this firsttoken reads format 1; the file has 99",
         ),
+        ([first_line(), b" " * (1 << 24), b"{}\n"], "line 2: is no JSON: the file is damaged"),
         ([first_line(), b"{]\n"], "line 2: is no JSON: the file is damaged"),
         ([first_line(), b'{"kind":"gossip"}\n'], "line 2: kind: must be one of workers, settings"),
         ([first_line(), spoilt(at_s=-1)], "line 2: at_s: must be a number of at least 0; got -1"),

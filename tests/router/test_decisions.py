@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,10 @@ def decide(**changes: Any) -> Decision:
         prefill_s=0.004,
     )
     return whole._replace(**changes)
+
+
+def decide_now() -> Decision:
+    return decide(arrived_s=time.monotonic())
 
 
 def snapshot(generation: int = 1, **router: Any) -> Snapshot:
@@ -133,7 +138,7 @@ async def test_a_file_has_a_header_workers_decisions_and_an_end(tmp_path: Path) 
     recorder = Recorder("router-1")
     recorder.configure(snapshot(record_decisions=str(path)))
     recorder.update_workers([announce("w-1"), announce("w-2", ready=False)])
-    recorder.record(decide())
+    recorder.record(decide_now())
     recorder.configure(snapshot(2, record_decisions=str(path), prefix_length=512))
     await recorder.close()
     await recorder.close()
@@ -150,6 +155,19 @@ async def test_a_file_has_a_header_workers_decisions_and_an_end(tmp_path: Path) 
     assert "acme" not in path.read_text()
     assert str(tmp_path) not in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+async def test_a_request_that_came_before_the_file_is_not_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    recorder = Recorder("r")
+    early = decide_now()
+    recorder.configure(snapshot(record_decisions=str(path)))
+    recorder.record(early)
+    recorder.record(decide_now())
+    await recorder.close()
+
+    assert [line["at_s"] >= 0 for line in read(path) if line["kind"] == "decision"] == [True]
+    assert recorder.num_dropped == 0
 
 
 async def test_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
@@ -171,7 +189,7 @@ async def test_recording_ends_at_its_bound_and_says_so(
     caplog.set_level("INFO")
     recorder.configure(snapshot(record_decisions=str(path), record_max_bytes=8192))
     while recorder.active:
-        recorder.record(decide())
+        recorder.record(decide_now())
         await asyncio.sleep(0)
     await recorder.close()
 
@@ -185,7 +203,7 @@ async def test_a_sample_is_a_share_of_the_requests(tmp_path: Path) -> None:
     recorder = Recorder("r")
     recorder.configure(snapshot(record_decisions=str(path), record_sample=0.25))
     for _ in range(2000):
-        recorder.record(decide())
+        recorder.record(decide_now())
     await recorder.close()
 
     assert 350 < kinds(path).count("decision") < 650
@@ -200,7 +218,7 @@ async def test_what_the_disk_is_too_slow_for_is_counted(
     recorder = Recorder("r")
     recorder.configure(snapshot(record_decisions=str(path)))
     for _ in range(3000):
-        recorder.record(decide())
+        recorder.record(decide_now())
     await recorder.close()
 
     lines = read(path)
@@ -216,9 +234,9 @@ async def test_a_place_that_cannot_be_written_is_an_error_in_the_log_and_no_more
     recorder = Recorder("r")
     where = str(tmp_path / path) if path in ("none/d.jsonl", "") else path
     recorder.configure(snapshot(record_decisions=where))
-    recorder.record(decide())
+    recorder.record(decide_now())
     await eventually(lambda: "decisions are not recorded" in caplog.text)
-    recorder.record(decide())
+    recorder.record(decide_now())
     await recorder.close()
     assert len(caplog.records) == 1
     assert (recorder.num_written, recorder.num_dropped) == (0, 2)
@@ -240,10 +258,10 @@ async def test_what_a_full_disk_loses_is_counted(
     recorder = Recorder("r")
     recorder.configure(snapshot(record_decisions="d.jsonl"))
     for _ in range(300):
-        recorder.record(decide())
+        recorder.record(decide_now())
     await eventually(lambda: "decisions are not recorded" in caplog.text)
     for _ in range(50):
-        recorder.record(decide())
+        recorder.record(decide_now())
     await recorder.close()
     assert (recorder.num_written, recorder.num_dropped) == (0, 350)
 
@@ -253,7 +271,7 @@ async def test_another_path_is_another_file(tmp_path: Path) -> None:
     recorder.update_workers([announce("w-1")])
     for name in ("a", "b"):
         recorder.configure(snapshot(record_decisions=str(tmp_path / name)))
-        recorder.record(decide())
+        recorder.record(decide_now())
     recorder.configure(snapshot())
     assert not recorder.active
     await recorder.close()

@@ -252,3 +252,25 @@ def test_who_joins_is_not_flooded() -> None:
 
 def test_block_size_is_the_prompt_s_own(scene: Scene) -> None:
     assert make_prompt(1).block_tokens == BLOCK_TOKENS
+
+
+def test_without_reports_a_prompt_that_waited_behind_another_tells_no_speed() -> None:
+    scene = Scene("a")
+    load = scene.knowledge.views[scene.worker("a")].load
+    prompt = make_prompt(0, more_tokens=36)
+    _, first = scene.send(prompt, 0.0, to="a")
+    _, second = scene.send(prompt, 0.0, to="a")
+    end(first, 1.0)
+    end(second, 2.0)
+    assert load.token_s == pytest.approx(1 / prompt.num_tokens)
+
+
+def test_workers_that_come_and_go_unheard_leave_nothing_behind() -> None:
+    scene = Scene()
+    for number in range(100):
+        scene.fleet.update([announce(f"worker {number}")])
+        scene.knowledge.update_workers(scene.fleet.workers)
+    _, errand = scene.send(make_prompt(100), to="worker 99")
+    end(errand, 1.0)
+    scene.knowledge.check_idle()
+    assert scene.knowledge.views[scene.worker("worker 99")].bit < 2

@@ -30,9 +30,7 @@ def make_worker(name: str, address: str = ADDRESS) -> control_pb2.Member:
 @pytest.fixture
 async def mesh() -> AsyncIterator[Mesh]:
     async with Channels() as channels:
-        mesh = Mesh(
-            Snapshot(1, MeshConfig()), channels, Reporter(service="router", member_id="r")
-        )
+        mesh = Mesh(Snapshot(1, MeshConfig()), channels, Reporter(service="router", member_id="r"))
         async with mesh.watching:
             yield mesh
         await mesh.close()

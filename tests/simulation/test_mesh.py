@@ -157,12 +157,26 @@ def test_four_routers_find_nearly_as_much_as_one() -> None:
     assert four >= 0.95 * one
 
 
+def test_a_prompt_that_fits_into_no_worker_is_refused_at_once() -> None:
+    plan = MeshPlan(config=configure(worker={"max_context_tokens": 256}), num_workers=1)
+    long, short = replay([Arrival(0.0, (), 256, 4), Arrival(0.0, (), 255, 4)], plan).outcomes
+    assert (long.error, long.finished_s) == ("PROMPT_TOO_LONG", 0.0)
+    assert not short.error
+
+
 def test_a_deadline_ends_a_request_and_frees_its_place() -> None:
     plan = MeshPlan(config=configure(), num_workers=1)
     arrivals = [Arrival(0.0, (), 2000, 8000), Arrival(0.0, (), 2000, 4000, deadline_s=1.0)]
     outcomes = replay(arrivals, plan).outcomes
     assert [outcome.error for outcome in outcomes] == ["", "DEADLINE_EXCEEDED"]
     assert outcomes[1].finished_s == pytest.approx(1.0)
+
+
+def test_a_step_that_outlasts_all_requests_ends_before_anything_is_counted() -> None:
+    slow = {"prefill_tokens_per_s": 0.01, "decode_step_ms": 10, "num_blocks": 384}
+    plan = MeshPlan(config=configure(worker={"simulated": slow}), num_workers=1)
+    (outcome,) = replay([Arrival(0.0, (), 2000, 10, deadline_s=1.0)], plan).outcomes
+    assert outcome.error == "DEADLINE_EXCEEDED"
 
 
 def test_a_full_queue_refuses() -> None:
