@@ -209,6 +209,27 @@ def test_a_time_stamp_in_every_prompt_is_named_from_what_hygiene_found() -> None
     assert "time stamp" in first.summary
 
 
+@pytest.mark.parametrize("factor", [2.5, 10.0])
+def test_a_worker_that_came_late_and_computes_slowly_at_first_is_cold(factor: float) -> None:
+    warm = some(120, gap_s=0.5, prompt_tokens=1000, cached_tokens=800)
+    first = {"spent_s": {Segment.PREFILL: 0.02 * factor}, "ttft_s": 0.021 * factor}
+    cold = [
+        dataclasses.replace(
+            each,
+            worker_id="worker-2",
+            arrived_unix_s=BEGIN_UNIX_S + 30 + number / 4,
+            cached_tokens=0,
+            **first,
+        )
+        for number, each in enumerate(warm[:40])
+    ]
+    later = [
+        dataclasses.replace(each, worker_id="worker-2", arrived_unix_s=BEGIN_UNIX_S + 45 + n / 4)
+        for n, each in enumerate(warm[:60])
+    ]
+    assert causes(a_window([*warm, *cold, *later]))[0] is Cause.COLD_START
+
+
 def test_a_small_span_is_no_finding() -> None:
     span = VolatileSpan(description="a counter", trace_ids=(), tokens=10)
     assert causes(a_window(some()), Clues(spans=(span,))) == []
