@@ -12,6 +12,7 @@ from tests.observer.windows import Seen
 
 FAULTS: dict[str, tuple[Cause, Callable[[], Seen]]] = {
     "2 slots": (Cause.IDLE_ENGINE_BEHIND_QUEUE, lambda: mesh.few_slots(2)),
+    "unseen workers": (Cause.IDLE_ENGINE_BEHIND_QUEUE, lambda: mesh.unseen_workers(90.0)),
     "round robin": (Cause.LONG_PREFILL_FROM_MISSES, lambda: mesh.blind_routing("round_robin")),
     "prompts beside answers": (Cause.INTERFERENCE, lambda: mesh.prompts_beside_answers(0.1)),
     "long documents": (Cause.LONG_PROMPTS_SQUEEZE, lambda: mesh.documents(24_000)),
