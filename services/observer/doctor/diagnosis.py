@@ -81,7 +81,12 @@ BRINGS: Mapping[Cause, tuple[Cause, ...]] = {
         Cause.KV_CACHE_TOO_SMALL,
         Cause.COSTLY,
     ),
-    Cause.MEMORY_BOUND_DECODE: (*_WAITS, Cause.INTERFERENCE, Cause.STALE_ROUTER_KNOWLEDGE),
+    Cause.MEMORY_BOUND_DECODE: (
+        *_WAITS,
+        Cause.INTERFERENCE,
+        Cause.STALE_ROUTER_KNOWLEDGE,
+        Cause.SLOW_WORKER,
+    ),
     Cause.SLOW_WORKER: (
         Cause.SKEWED_ROUTING,
         *_WAITS,
