@@ -107,9 +107,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             if answer.finished is None:
                 with spending(ledger, Segment.PREPROCESS):
                     source = self._sources.source(request, prompt)
-                with self._front.submit(
-                    prompt, source=source, before=went_before(request, ledger)
-                ) as stream:
+                    before = went_before(request, ledger)
+                with self._front.submit(prompt, source=source, before=before) as stream:
                     async with self._sources.bring(
                         stream, source, request, prompt, origin, context
                     ):

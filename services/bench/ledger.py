@@ -75,12 +75,12 @@ async def measure(
         "concurrency": concurrency,
         "closed_ms": CLOSED_MS,
         "closed_share": CLOSED_SHARE,
-        "kinds": [_row(kind, found) for kind, found in sorted(seen.items()) if found],
-        "all": _row("all", everything),
+        "kinds": [summarise(kind, found) for kind, found in sorted(seen.items()) if found],
+        "all": summarise("all", everything),
     }
 
 
-def _row(kind: str, seen: Sequence[Seen]) -> dict[str, Any]:
+def summarise(kind: str, seen: Sequence[Seen]) -> dict[str, Any]:
     residuals_ms = sorted(abs(each.residual_ms) for each in seen)
     worst = max(seen, key=lambda each: abs(each.residual_ms))
     return {
@@ -131,7 +131,7 @@ async def _post(place: Place, path: str, *, stream: bool, **body: Any) -> Seen:
     body |= {"stream": stream, "include_ledger": True, **options}
     status, headers, answer = await asyncio.to_thread(_exchange, place.url, path, body)
     if status != 200:
-        return _from_timing(headers["server-timing"])
+        return from_timing(headers["server-timing"])
     if stream:
         *_, last, _, _ = answer.split(b"\n\n")
         answer = last.removeprefix(b"data: ")
@@ -154,7 +154,7 @@ def _exchange(url: str, path: str, body: Any) -> tuple[int, http.client.HTTPMess
         connection.close()
 
 
-def _from_timing(header: str) -> Seen:
+def from_timing(header: str) -> Seen:
     timings = dict(part.split(";dur=") for part in header.split(", "))
     return Seen(float(timings["total"]), float(timings["residual"]))
 

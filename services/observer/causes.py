@@ -76,7 +76,12 @@ def of_the_caches(case: Case) -> Finding | None:
         return None
     place = case.cached_blocks
     everywhere = whereabouts(
-        place, keys[place], case.past.arrived_s, case.earlier, case.prompts.evictions
+        place,
+        keys[place],
+        case.past.arrived_s,
+        case.earlier,
+        case.prompts.evictions,
+        missed_at=case.request.worker_id,
     )
     holdings = [each for each in everywhere if each.worker_id in case.workers]
     if everywhere and not holdings:
@@ -192,7 +197,8 @@ def _evicted(case: Case, holdings: Sequence[Holding], lost: int) -> Finding | No
         and holding.had_s < past.had_kv_s <= holding.dropped_s + 1.0
     ]
     brought = sum(request.prompt_tokens - request.cached_tokens for request in between)
-    summary = f"{holding.worker_id} dropped it {at - holding.dropped_s:.1f} s before"
+    ago_s = max(0.0, at - holding.dropped_s)
+    summary = f"{holding.worker_id} dropped it {ago_s:.1f} s before"
     summary += ", to make room for others" if brought else ""
     evidence = (
         f"it was last used there {at - holding.had_s:.1f} s before",

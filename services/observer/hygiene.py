@@ -11,18 +11,17 @@ Prompt text is in it only with `show_text`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from services.core.block_cache import Cache
-from services.core.keys import extend_keys
-from services.core.tokens import BYTES_PER_TOKEN, TokenArray
+from services.core.tokens import TokenArray
 from services.observer.changing import sight
-from services.observer.families import Site, Span, cut, find_spans
+from services.observer.families import Site, Span, find_spans
 from services.observer.kinds import Form, Kind, Sight, name_form
 from services.observer.model import Window
 from services.observer.past import Past, read_past
 from services.observer.prompts import Prompts
+from services.observer.replaying import FAITHFUL_WITHIN, CacheModel
 from services.observer.spelling import Spelling
 
 MOST_PROMPTS = 2000
@@ -32,14 +31,8 @@ MIN_PROMPTS = 10
 MIN_VALUES, MIN_VALUES_SHARE = 2, 0.05
 # Sites that are told, and replayed by themselves.
 MOST_SITES = 10
-# Between the measured hit rate and the model's.
-FAITHFUL_WITHIN = 0.03
 MOST_SIGHTS = 32
 MOST_VALUES = 3
-# Choose by where prefixes are; the first also by how much each worker has had to compute.
-_EVEN = "kv_aware"
-_BY_PREFIX = (_EVEN, "prefix_aware")
-
 _ADVICE = {
     Kind.TIME_STAMP: "move the time behind what does not change, or round it",
     Kind.COUNTER: "move the counter behind what does not change",
@@ -47,20 +40,6 @@ _ADVICE = {
     Kind.NONCE: "leave it out of the prompt, or move it to its end",
     Kind.TEXT: "move it behind what does not change",
 }
-
-
-class Chained(NamedTuple):
-    """A prompt, as a cache sees it."""
-
-    chain: Sequence[bytes]
-    num_tokens: int
-    block_tokens: int
-    worker_id: str
-
-    @property
-    def usable(self) -> Sequence[bytes]:
-        """The last token is computed in any case."""
-        return self.chain[: max(0, self.num_tokens - 1) // self.block_tokens]
 
 
 class Found(NamedTuple):
@@ -72,6 +51,11 @@ class Found(NamedTuple):
     num_values: int
     sights: tuple[Sight, ...]
     form: Form | None
+
+    @property
+    def lost_tokens(self) -> int:
+        """Behind the site, what prompts have in common with others, up to the next place."""
+        return sum(span.agreed_behind for span in self.spans.values())
 
     @property
     def kind(self) -> Kind | None:
@@ -96,11 +80,19 @@ def report(
     block_tokens = past[-1].prompt.block_tokens
     spans = find_spans(token_ids, min_agreed=block_tokens)
     found = _sites(past, token_ids, spans, spelling)
-    model = _Model(past, token_ids, found, cache_blocks, has_forgotten=prompts.has_forgotten)
+    # What was cached before the first of them is not known: the first half fills the caches.
+    is_cut = prompts.has_forgotten or len(past) == MOST_PROMPTS
+    model = CacheModel(
+        past,
+        token_ids,
+        _by_prompt(found),
+        cache_blocks=cache_blocks,
+        first_counted=len(past) // 2 if is_cut else 0,
+    )
     before = model.hit_rate(())
     # Words that change are a question, not a stamp: they can be moved, and not left out.
     removable = [each.site for each in found if each.kind is not Kind.TEXT]
-    told = sorted(found, key=lambda each: -model.lost_tokens(each))[:MOST_SITES]
+    told = sorted(found, key=lambda each: -each.lost_tokens)[:MOST_SITES]
     measured = model.measured()
     document |= {
         "hit_rate": round(measured, 4),
@@ -170,6 +162,17 @@ def _sites(
     return sites
 
 
+def _by_prompt(found: Sequence[Found]) -> dict[int, list[Span]]:
+    """In the order of their starts."""
+    spans: dict[int, list[Span]] = defaultdict(list)
+    for each in found:
+        for number, span in each.spans.items():
+            spans[number].append(span)
+    for of_one in spans.values():
+        of_one.sort(key=lambda each: each.start)
+    return spans
+
+
 def _widened(span: Span, form: Form, token_ids: TokenArray, spelling: Spelling) -> Span:
     """All of a time stamp, of which only the seconds may have changed."""
     around = sight(token_ids, span.start, span.end, 0.0, spelling)
@@ -186,100 +189,11 @@ def _widened(span: Span, form: Form, token_ids: TokenArray, spelling: Spelling) 
     return span._replace(start=start, end=end)
 
 
-class _Model:
-    """The workers' caches, asked again and again with other places cut out."""
-
-    def __init__(
-        self,
-        past: Sequence[Past],
-        token_ids: Sequence[TokenArray],
-        found: Sequence[Found],
-        cache_blocks: int | None,
-        *,
-        has_forgotten: bool,
-    ) -> None:
-        self._past = past
-        self._token_ids = token_ids
-        self._spans: dict[int, list[Span]] = defaultdict(list)
-        for each in found:
-            for number, span in each.spans.items():
-                self._spans[number].append(span)
-        for spans in self._spans.values():
-            spans.sort(key=lambda each: each.start)
-        self._cache_blocks = cache_blocks
-        self._requests = [each.request for each in past if each.request is not None]
-        # What was cached before the first of them is not known: the first half fills the caches.
-        is_cut = has_forgotten or len(past) == MOST_PROMPTS
-        self._first_counted = len(past) // 2 if is_cut else 0
-
-    def measured(self) -> float:
-        return _share(
-            (each.cached_tokens, each.prompt_tokens)
-            for each in self._requests[self._first_counted :]
-        )
-
-    def predicted(self, sites: Collection[Site], before: float, measured: float) -> float:
-        """As the model has it, less what the mesh failed to reuse of what the model has now."""
-        if not sites:
-            return measured
-        after = self.hit_rate(sites)
-        return after * min(1.0, measured / before) if before >= FAITHFUL_WITHIN else after
-
-    def hit_rate(self, sites: Collection[Site]) -> float:
-        """With what is at `sites` cut out of all prompts."""
-        gone = frozenset(sites)
-        chained = [self._chained(number, gone) for number in range(len(self._past))]
-        return _share(self._replay(chained)[self._first_counted :])
-
-    def lost_tokens(self, found: Found) -> int:
-        """Behind the site, what prompts have in common with others, up to the next place."""
-        return sum(span.agreed_behind for span in found.spans.values())
-
-    def _chained(self, number: int, gone: Collection[Site]) -> Chained:
-        past, ids = self._past[number], self._token_ids[number]
-        prompt = past.prompt
-        spans = [span for span in self._spans.get(number, ()) if span.site in gone]
-        if not any(span.end > span.start for span in spans):
-            return Chained(prompt.prefix_keys, len(ids), prompt.block_tokens, past.worker_id)
-        packed = cut(ids, spans)
-        chain = extend_keys(prompt.root, packed, prompt.block_tokens)
-        num_tokens = len(packed) // BYTES_PER_TOKEN
-        return Chained(chain, num_tokens, prompt.block_tokens, past.worker_id)
-
-    def _replay(self, chained: Sequence[Chained]) -> list[tuple[int, int]]:
-        """Cached and all tokens of each prompt, one after the other."""
-        strategy = self._requests[-1].strategy
-        caches = {each.worker_id: Cache(self._cache_blocks) for each in chained}
-        computed = dict.fromkeys(caches, 0)
-        results = []
-        for each in chained:
-            chosen = each.worker_id
-            if strategy in _BY_PREFIX:
-                costs = {
-                    worker: each.num_tokens - cache.match(each.usable) * each.block_tokens
-                    for worker, cache in caches.items()
-                }
-                if strategy == _EVEN:
-                    costs = {worker: cost + computed[worker] for worker, cost in costs.items()}
-                # Of equals, where it went.
-                chosen = min(costs, key=lambda worker: (costs[worker], worker != each.worker_id))
-            cached = caches[chosen].match(each.usable) * each.block_tokens
-            caches[chosen].use(each.chain)
-            computed[chosen] += each.num_tokens - cached
-            results.append((cached, each.num_tokens))
-        return results
-
-
-def _share(pairs: Any) -> float:
-    cached, total = map(sum, zip(*pairs, strict=True))
-    return cached / total if total else 0.0
-
-
 def _describe(
     found: Found,
     past: Sequence[Past],
     token_ids: Sequence[TokenArray],
-    model: _Model,
+    model: CacheModel,
     before: float,
     measured: float,
     spelling: Spelling | None,
@@ -302,7 +216,7 @@ def _describe(
         "character": place.character if place is not None else None,
         "end_character": last.character if last is not None else None,
         "tokens_behind": span.agreed_behind,
-        "lost_tokens": model.lost_tokens(found),
+        "lost_tokens": found.lost_tokens,
         "predicted_hit_rate_alone": round(alone, 4),
         "advice": _ADVICE[found.kind or Kind.TEXT],
     }

@@ -13,6 +13,9 @@ from typing import NamedTuple
 from services.observer.model import Hop, Request, Window
 from services.observer.prompts import KeptPrompt, Prompts
 
+# What a process has to tell is heard so much later at most.
+TOLD_WITHIN_S = 1.5
+
 
 class Past(NamedTuple):
     """A request, and its prompt. `request` None: it has left the window, or not come into it."""
@@ -90,8 +93,13 @@ def whereabouts(
     at_s: float,
     earlier: Iterable[Past],
     evictions: Mapping[tuple[str, bytes], Sequence[float]],
+    *,
+    missed_at: str = "",
 ) -> list[Holding]:
-    """By worker, of the block `key`, the one at `place` in its chain, as it was at `at_s`."""
+    """By worker, of the block `key`, the one at `place` in its chain, as it was at `at_s`.
+
+    `missed_at`: the worker that had not got it then, so that what it tells late was before.
+    """
     had_s: dict[str, float] = {}
     computing: set[str] = set()
     for past in earlier:
@@ -110,7 +118,8 @@ def whereabouts(
         dropped_s = None
         if last_s is not None:
             times = evictions.get((worker_id, key), ())
-            dropped_s = max((each for each in times if last_s <= each <= at_s), default=None)
+            until_s = at_s + TOLD_WITHIN_S if worker_id == missed_at else at_s
+            dropped_s = max((each for each in times if last_s <= each <= until_s), default=None)
         found.append(Holding(worker_id, last_s, dropped_s, worker_id in computing))
     return sorted(found)
 

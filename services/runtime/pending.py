@@ -13,8 +13,8 @@ from services.runtime import hops
 # Written as one. While they wait as objects, each collection of garbage has to look at them.
 BATCH_HOPS = 32
 MAX_BATCHES = 256
-# In one message.
-MOST_BATCHES = 64
+# In one message: sending it holds up the loop.
+MOST_BATCHES = 8
 MAX_PROMPT_BYTES = 4 << 20
 MAX_EVICTED = 65_536
 
@@ -38,6 +38,10 @@ class Pending:
     @property
     def has_hops(self) -> bool:
         return bool(self._fresh or self._batches)
+
+    @property
+    def has_batches(self) -> bool:
+        return bool(self._batches)
 
     def add_hop(self, told: hops.Told) -> None:
         self._fresh.append(told)

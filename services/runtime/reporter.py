@@ -226,6 +226,8 @@ class Reporter:
             message = observer_pb2.ReportRequest()
             self._add_samples(message)
             await self._write(call, message)
+            while self._pending.has_batches:
+                await self._write(call, observer_pb2.ReportRequest())
             if self._closing and not self._pending.has_hops:
                 await call.done_writing()
                 await call

@@ -175,6 +175,31 @@ def what_grew(before: Parts, after: Parts, delay_ms: float) -> set[str]:
     return {name for name in after if after[name] - before[name] > delay_ms / 2}
 
 
+@pytest.mark.parametrize(
+    ("point", "stage"),
+    [
+        ("tokenizer_encode", "preprocess"),
+        ("router_queue", "queue"),
+        ("router_route", "route"),
+        ("worker_prefill_queue", "prefill_queue"),
+        ("worker_kv_load", "kv_load"),
+    ],
+)
+async def test_an_idle_engine_is_charged_to_whoever_held_its_work(
+    edge: Edge, point: str, stage: str
+) -> None:
+    [worker, _] = edge.mesh.workers
+    await plain(edge)
+    before_s = worker.load.bubble_s.get(stage, 0.0)
+    await configure(edge.mesh, {f"debug.delay_ms.{point}": DELAYS_MS[0]})
+    try:
+        await plain(edge)
+    finally:
+        await configure(edge.mesh, {f"debug.delay_ms.{point}": 0.0})
+
+    assert worker.load.bubble_s[stage] - before_s >= DELAYS_MS[0] / 1e3
+
+
 async def test_there_is_a_case_for_every_point() -> None:
     [parameters] = [
         mark.args[1]

@@ -153,6 +153,28 @@ def test_an_eviction_is_named_with_its_worker_and_time() -> None:
     assert "1 requests brought 300 new prompt tokens" in found["evidence"][1]
 
 
+def test_an_eviction_may_be_told_after_the_request_came() -> None:
+    traffic = Traffic()
+    traffic.ask(range(100))
+    trace_id = traffic.ask(range(100), cached_tokens=0, pause_s=0.5)
+    traffic.evict("w1", range(100))
+    found = why(traffic, trace_id)
+
+    assert found["cause"] == "evicted"
+    assert found["summary"] == "w1 dropped it 0.0 s before"
+
+
+def test_what_another_worker_dropped_afterwards_was_there() -> None:
+    traffic = Traffic()
+    traffic.ask(range(100))
+    trace_id = traffic.ask(
+        range(100), worker_id="w2", predicted_tokens=0, best_elsewhere_tokens=96, pause_s=0.5
+    )
+    traffic.evict("w1", range(100))
+
+    assert why(traffic, trace_id)["cause"] == "elsewhere"
+
+
 def test_what_was_computed_again_after_an_eviction_is_there() -> None:
     traffic = Traffic()
     traffic.ask(range(100))

@@ -46,6 +46,8 @@ class WorkerFacts:
     # When it computed prompts; and, of its requests, from there to their ends.
     prefilling: Spans
     active: Spans
+    # From when to when it was there, as far as anything is known of it.
+    alive_s: tuple[float, float]
     # Of the window's time. By the engine's own count, else by the requests.
     busy_share: float
     is_counted: bool
@@ -232,9 +234,20 @@ def _workers(
             mask=computes if for_prefill else answers,
             prefilling=prefilling.where(computes),
             active=active,
+            alive_s=_alive_s(name, window, readings, active),
             busy_share=min(1.0, counted.get(name, covered)),
             is_counted=name in counted,
         )
+
+
+def _alive_s(name: str, window: Window, readings: Readings, active: Spans) -> tuple[float, float]:
+    """One that is a member now and told nothing was there all the time."""
+    told = [each for each in readings.series(ENGINE_BUSY) if each.member_id == name]
+    begins = [*active.begin_s, *(each.times_s[0] - window.begin_unix_s for each in told)]
+    ends = [*active.end_s, *(each.times_s[-1] - window.begin_unix_s for each in told)]
+    is_here = not window.members or any(each.id == name for each in window.members)
+    begin_s = float(min(begins)) if begins else 0.0
+    return begin_s, window.duration_s if is_here or not ends else float(max(ends))
 
 
 def _is_prefill(window: Window, name: str) -> bool:

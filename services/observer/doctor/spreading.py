@@ -36,7 +36,8 @@ def skewed_routing(facts: Facts) -> Finding | Undecided | None:
         return None
     loaded = {name for name, value in work_s.items() if value > average_s}
     there = np.isin(facts.worker_ids.astype(str), sorted(loaded))
-    waits_s = facts.waited_s + _crowded_s(facts)
+    # The router's queue is for all workers.
+    waits_s = facts.spent_s[Segment.PREFILL_QUEUE] + _crowded_s(facts)
     elsewhere_s = mean(waits_s[~there])
     lost_s = np.where(there, np.maximum(0.0, waits_s - elsewhere_s), 0.0)
     explains_s = mean(lost_s)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from services.observer.doctor.facts import Facts, Mask
+from services.observer.doctor.facts import MIN_REQUESTS, Facts, Mask
 from services.observer.doctor.finding import Cause, Evidence, Finding, Undecided
 from services.observer.doctor.readings import ENGINE_BUSY
 from services.observer.doctor.words import at_least, ms, of_ttft, times
@@ -22,6 +22,7 @@ SLOWER, COMPUTED_MORE, COMPUTED_SLOWER = 1.6, 1.5, 1.5
 # begun. A worker whose readings begin so late is new, where it has worked little so far; readings
 # are kept some seconds apart.
 JUST_BEGUN_S, LATE_S, LITTLE_S, OLD_S = 0.5, 3.0, 1.0, 15.0
+LATE_SHARE = 0.15
 
 
 def cold_start(facts: Facts) -> Finding | Undecided | None:
@@ -96,9 +97,23 @@ def _begun(facts: Facts) -> dict[str, float]:
         elif series.values[0] <= JUST_BEGUN_S:
             at_start[series.member_id] = 0.0
     known = {each.id for each in facts.workers}
+    if not begun and not at_start and not any(facts.readings.series(ENGINE_BUSY)):
+        return _came_late(facts)
     if known and known <= at_start.keys():
         return at_start  # the whole mesh
     return {name: at_s for name, at_s in begun.items() if name in known}
+
+
+def _came_late(facts: Facts) -> dict[str, float]:
+    """Without readings: workers whose first request comes when others have had many."""
+    begun = {}
+    for worker in facts.answering:
+        if worker.num_requests:
+            first_s = float(facts.arrived_s[worker.mask].min())
+            num_before = int((facts.arrived_s < first_s).sum())
+            if first_s > LATE_SHARE * facts.duration_s and num_before >= MIN_REQUESTS:
+                begun[worker.id] = 0.0
+    return begun
 
 
 def _first_requests(facts: Facts, begun: Mapping[str, float]) -> Mask:

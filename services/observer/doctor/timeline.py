@@ -27,6 +27,11 @@ class Spans(NamedTuple):
     def where(self, mask: np.ndarray) -> Spans:
         return Spans(self.begin_s[mask], self.end_s[mask])
 
+    def within(self, begin_s: float, end_s: float) -> Spans:
+        """What of each lies in between; perhaps nothing."""
+        begins = np.clip(self.begin_s, begin_s, end_s)
+        return Spans(begins, np.maximum(begins, np.clip(self.end_s, begin_s, end_s)))
+
 
 class Coverage:
     """The union of intervals, and their sum, up to any time."""

@@ -138,15 +138,14 @@ def _waited_while_idle_s(facts: Facts) -> Floats:
     in_router = Spans(begin_s, begin_s + queue_s)
     computed_from_s = facts.first_s - facts.prefill_s
     inside = Spans(computed_from_s - inside_s, computed_from_s)
-    engines = {each.id: Coverage(each.active) for each in facts.workers}
     idle_s = np.zeros(facts.num_requests)
-    answering = {each.id for each in facts.answering}
-    for name, engine in engines.items():
-        if name in answering:
-            idle_s = np.maximum(idle_s, in_router.lengths_s - engine.union_within(in_router))
-    for name, engine in engines.items():
-        here = facts.prefill_ids == name
-        idle_s[here] += (inside.lengths_s - engine.union_within(inside))[here]
+    for worker in facts.answering:
+        met = in_router.within(*worker.alive_s)
+        idle_s = np.maximum(idle_s, met.lengths_s - Coverage(worker.active).union_within(met))
+    for worker in facts.workers:
+        here = facts.prefill_ids == worker.id
+        busy_s = Coverage(worker.active).union_within(inside)
+        idle_s[here] += (inside.lengths_s - busy_s)[here]
     return np.maximum(0.0, idle_s)
 
 

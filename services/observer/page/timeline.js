@@ -24,8 +24,16 @@ export class Timeline {
   }
 
   show(timeline, shares, field, generations) {
+    this.cursor = this.moved(timeline);
     Object.assign(this, { timeline, shares, field, generations });
     this.draw();
+  }
+
+  // What is looked at stays, while the steps move on; null once it is gone.
+  moved({ begin_unix_s: begin, step_s: stepSeconds }) {
+    if (this.cursor === null || this.timeline.step_s !== stepSeconds) return null;
+    const step = this.cursor - Math.round((begin - this.timeline.begin_unix_s) / stepSeconds);
+    return step >= 0 ? step : null;
   }
 
   get numSteps() {
@@ -177,6 +185,7 @@ export class Timeline {
   }
 
   press(event) {
+    if (!this.timeline) return;
     const last = this.numSteps - 1;
     const at = this.cursor ?? last + 1;
     const to = {

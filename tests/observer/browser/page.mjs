@@ -100,6 +100,7 @@ async function trace(page) {
 }
 
 async function keys(page) {
+  await page.waitForSelector("body[data-ready]");
   await page.focus("#chart");
   await page.keyboard.press("End");
   const last = await page.getAttribute("#chart", "aria-valuetext");

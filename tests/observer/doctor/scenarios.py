@@ -11,7 +11,7 @@ from typing import Any
 
 from services.core.settings import MeshConfig
 from services.core.workload import Arrival
-from services.simulation.faults import BadReports, Death, Fault, SlowWorker
+from services.simulation.faults import BadReports, Death, Fault, Partition, SlowWorker
 from services.simulation.feeds import Trouble
 from services.simulation.mesh import MeshPlan, replay
 from services.simulation.store import StorePlan
@@ -155,6 +155,12 @@ def hot_prefix(zipf: float) -> Seen:
         concurrency_threshold=64,
     )
     return see(load, mesh)
+
+
+def unseen_workers(rate: float) -> Seen:
+    """Two of four come back while no news of members reaches the router."""
+    faults = (Death(0.1, 0, 0.3), Death(0.1, 1, 0.3), Partition(0.2, 0, 1e5))
+    return see(chats(260, rate, 5), faults=faults)
 
 
 def slow_worker(factor: float) -> Seen:

@@ -12,6 +12,7 @@ from tests.observer.windows import Seen
 
 FAULTS: dict[str, tuple[Cause, Callable[[], Seen]]] = {
     "2 slots": (Cause.IDLE_ENGINE_BEHIND_QUEUE, lambda: mesh.few_slots(2)),
+    "unseen workers": (Cause.IDLE_ENGINE_BEHIND_QUEUE, lambda: mesh.unseen_workers(90.0)),
     "round robin": (Cause.LONG_PREFILL_FROM_MISSES, lambda: mesh.blind_routing("round_robin")),
     "prompts beside answers": (Cause.INTERFERENCE, lambda: mesh.prompts_beside_answers(0.1)),
     "long documents": (Cause.LONG_PROMPTS_SQUEEZE, lambda: mesh.documents(24_000)),
@@ -24,7 +25,7 @@ FAULTS: dict[str, tuple[Cause, Callable[[], Seen]]] = {
     "little prefill": (Cause.WRONG_PD_RATIO, lambda: mesh.split(1, 3, 8.0, 32)),
     "little decode": (Cause.WRONG_PD_RATIO, lambda: mesh.split(3, 1, 8.0, 200)),
     "deaf router": (Cause.STALE_ROUTER_KNOWLEDGE, lambda: mesh.deaf_router(1.0)),
-    "slow decoding": (Cause.MEMORY_BOUND_DECODE, lambda: mesh.slow_decoding(50.0)),
+    "slow decoding": (Cause.MEMORY_BOUND_DECODE, lambda: mesh.slow_decoding(100.0)),
     "idle mesh": (Cause.COSTLY, lambda: mesh.idle_mesh(8)),
     "overload": (Cause.OVERLOADED, lambda: mesh.overload(40.0)),
 }

@@ -209,6 +209,49 @@ def test_a_time_stamp_in_every_prompt_is_named_from_what_hygiene_found() -> None
     assert "time stamp" in first.summary
 
 
+@pytest.mark.parametrize("factor", [2.5, 10.0])
+def test_a_worker_that_came_late_and_computes_slowly_at_first_is_cold(factor: float) -> None:
+    warm = some(120, gap_s=0.5, prompt_tokens=1000, cached_tokens=800)
+    cold = [
+        dataclasses.replace(
+            each,
+            worker_id="worker-2",
+            arrived_unix_s=BEGIN_UNIX_S + 30 + number / 4,
+            cached_tokens=0,
+            spent_s={Segment.PREFILL: 0.02 * factor},
+            ttft_s=0.021 * factor,
+        )
+        for number, each in enumerate(warm[:40])
+    ]
+    later = [
+        dataclasses.replace(each, worker_id="worker-2", arrived_unix_s=BEGIN_UNIX_S + 45 + n / 4)
+        for n, each in enumerate(warm[:60])
+    ]
+    assert causes(a_window([*warm, *cold, *later]))[0] is Cause.COLD_START
+
+
+def waiting(worker_ids: Iterable[str], **changes: Any) -> Window:
+    """Each request waits for half a second in the router."""
+    spent_s = {Segment.QUEUE: 0.5, Segment.PREFILL: 0.02}
+    requests = some(60, duration_s=1.0, ttft_s=0.52, spent_s=spent_s)
+    members = tuple(Member(each, "worker", "ready", "", "h", 1, "") for each in worker_ids)
+    return a_window(requests, members=members, **changes)
+
+
+def test_a_worker_that_nobody_asks_is_idle_behind_the_queue() -> None:
+    assert causes(waiting(["worker-1", "worker-2"]))[0] is Cause.IDLE_ENGINE_BEHIND_QUEUE
+
+
+def test_a_worker_that_is_gone_is_not_idle() -> None:
+    gone = tuple(
+        Reading(BEGIN_UNIX_S + at_s, "worker-2", "worker", ENGINE_BUSY, (), 5.0) for at_s in (0, 1)
+    )
+    busy = some(60, gap_s=1.0, duration_s=1.6, ttft_s=0.52, spent_s={Segment.QUEUE: 0.5})
+    members = (Member("worker-1", "worker", "ready", "", "h", 1, ""),)
+    window = a_window(busy, members=members, readings=gone)
+    assert Cause.IDLE_ENGINE_BEHIND_QUEUE not in causes(window)
+
+
 def test_a_small_span_is_no_finding() -> None:
     span = VolatileSpan(description="a counter", trace_ids=(), tokens=10)
     assert causes(a_window(some()), Clues(spans=(span,))) == []
