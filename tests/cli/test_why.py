@@ -104,7 +104,7 @@ def test_people_read_the_cause_first_and_no_text_moves_their_cursor() -> None:
     lines = list(why.show(found))
 
     assert lines[0] == f"{trace_id}: changing text"
-    assert lines[1].startswith("  a time stamp in message 0 (system), characters 5 to 13 is other")
+    assert lines[1].startswith("  a time stamp in message 0 (system), characters 5 to 13 is different")
     assert any(line.startswith('    here   "11:27:29"') for line in lines)
     assert "\x1b" not in "\n".join(lines)
 
