@@ -84,6 +84,7 @@ def test_the_command_runs_against_the_ready_mesh_and_gives_its_status(start: Sta
     assert sorted(member["role"] for member in members) == [
         "gateway",
         "kvstore",
+        "observer",
         "router",
         "tokenizer",
         "worker",
@@ -260,7 +261,7 @@ def test_options_override_the_file(start: Start, tmp_path: Path) -> None:
 def test_nothing_survives_a_killed_command_and_the_next_one_works(start: Start) -> None:
     run = start(*SIMULATED, "--exec", SERVE)
     run.wait_until_serving()
-    assert len(services(run)) == 6
+    assert len(services(run)) == 7
     wait_for(lambda: len(redis_of(run)) == 1, 15.0, lambda: "there is no Redis")
 
     run.process.kill()
