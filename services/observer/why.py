@@ -181,8 +181,8 @@ def _of_change(case: Case, change: Change | None, where: _Reader) -> Finding | N
     place = where.describe(change)
     what = f"a {change.kind.value}" if change.kind is not Kind.TEXT else "text that changes"
     summary = (
-        f"{what} in {place} is different in each of {change.num_compared + 1} prompts that are alike;"
-        f" {change.agreed_behind} tokens behind it are the same"
+        f"{what} in {place} is different in each of {change.num_compared + 1} prompts that are"
+        f" alike; {change.agreed_behind} tokens behind it are the same"
         if change.num_values == change.num_compared + 1
         else f"{what} in {place} has {change.num_values} values in {change.num_compared + 1}"
         f" prompts that are alike; {change.agreed_behind} tokens behind it are the same"
