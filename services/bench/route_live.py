@@ -82,9 +82,10 @@ class _Connections:
     async def lend(self) -> AsyncIterator[HttpStream]:
         # Not those that the other side has closed meanwhile.
         self._idle = [each for each in self._idle if each.is_open]
-        if not self._idle:
-            self._idle.append(await self._stack.enter_async_context(open_stream(self._url)))
-        stream = self._idle.pop()
+        if self._idle:
+            stream = self._idle.pop()
+        else:
+            stream = await self._stack.enter_async_context(open_stream(self._url))
         yield stream
         # Not one that failed.
         self._idle.append(stream)

@@ -90,7 +90,7 @@ def test_own_requests_carry_tenant_class_and_deadline(tmp_path: Path) -> None:
     fields = {"tenant": "acme", "request_class": "batch", "deadline_s": 30}
     path = write(tmp_path, HEADER, {**REQUEST, **fields}, name="b.jsonl")
     packed = tmp_path / "b.jsonl.gz"
-    packed.write_bytes(gzip.compress(path.read_bytes()))
+    packed.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
 
     [arrival] = arrivals(read_trace(packed))
     assert (arrival.tenant, arrival.request_class, arrival.deadline_s) == ("acme", "batch", 30.0)
@@ -209,10 +209,10 @@ def test_tables_are_checked_too(tmp_path: Path, table: str, problem: str) -> Non
     ("content", "problem"),
     [
         (b"{}\n", "is not gzip, though its name ends with .gz"),
-        (gzip.compress(b"{}\n" * 9)[:-9], "is damaged, or cut off"),
+        (gzip.compress(b"{}\n" * 9, mtime=0)[:-9], "is damaged, or cut off"),
         (b"\x1f\x8b\x08\x00not gzip at all", "is damaged, or cut off"),
-        (gzip.compress(b"{}\n\xff\n"), "line 2: is not UTF-8"),
-        (gzip.compress(b"\n"), "is empty"),
+        (gzip.compress(b"{}\n\xff\n", mtime=0), "line 2: is not UTF-8"),
+        (gzip.compress(b"\n", mtime=0), "is empty"),
     ],
 )
 def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
@@ -222,7 +222,7 @@ def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, problem: str
     assert problem in caught.value.message
 
 
-@pytest.mark.parametrize("content", [b"x" * 1001, gzip.compress(b"x" * 1001)])
+@pytest.mark.parametrize("content", [b"x" * 1001, gzip.compress(b"x" * 1001, mtime=0)])
 def test_no_more_is_unpacked_than_a_trace_can_have(
     tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
