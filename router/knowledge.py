@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from statistics import median_low
 from typing import NamedTuple
 
 from router.feed import Feed, Verdict
@@ -242,7 +243,7 @@ class Knowledge:
             # Not at each report: there are as many as workers, and each asks all of them.
             self._typical_due_s = now_s + TYPICAL_INTERVAL_S
             known = [each.load.token_s for each in self.views.values() if each.load.token_s]
-            self._typical_token_s = sum(known) / len(known) if known else 0.0
+            self._typical_token_s = median_low(known) if known else 0.0
             for each in self.views.values():
                 each.load.doubt_speed(self._typical_token_s, now_s)
 

@@ -25,8 +25,8 @@ SIZES_S = (0.01, 0.04, 0.16, 0.64, 2.56)
 # Of a new measurement, how much is believed.
 BELIEF = 0.25
 # A speed holds for so long; then it fades by so much ten times a second.
-SPEED_LASTS_S = 0.5
-DOUBT = 0.05
+SPEED_LASTS_S = 0.2
+DOUBT = 0.1
 # Trust comes back with each report: who is never asked could not win it back.
 RECOVERY = 0.01
 # Of a worker that does not say how fast it is, prompts this long tell.
@@ -164,9 +164,12 @@ class WorkerLoad:
     def doubt_speed(self, typical_token_s: float, now_s: float) -> None:
         """What it said long ago, perhaps when it was cold, fades: else who was slow at first
         would never be asked again.
+
+        Tokens a second fade, not seconds a token: those of a worker that took a hundred times
+        as long once would need as long again to be forgotten.
         """
         if self.token_s and now_s - self._reported_s > SPEED_LASTS_S:
-            self.token_s += DOUBT * (typical_token_s - self.token_s)
+            self.token_s = 1 / ((1 - DOUBT) / self.token_s + DOUBT / typical_token_s)
 
     def go_deaf(self) -> None:
         """Reports have ended: what they said of now is worth nothing."""

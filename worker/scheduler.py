@@ -29,12 +29,20 @@ class StepBudget:
     FIRST_TOKENS = 32
     # Cost grows with context length, so aim below the limit.
     HEADROOM = 0.8
+    # Of a prompt's measured cost, half counts after so many more tokens. Tokens count, not
+    # steps: a small first step is mostly its fixed cost, and cold.
+    HALF_LIFE_TOKENS = 128
 
     def __init__(self, *, max_step_s: float, max_batch_tokens: int) -> None:
         self.max_step_s = max_step_s
         self._max_batch_tokens = max_batch_tokens
-        self._prompt_token_s = 0.0
+        self._prompt_tokens = 0.0
+        self._prompt_s = 0.0
         self._decode_step_s = 0.0
+
+    @property
+    def _prompt_token_s(self) -> float:
+        return self._prompt_s / self._prompt_tokens if self._prompt_tokens else 0.0
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -54,8 +62,10 @@ class StepBudget:
             return
         decode_s = self._decode_step_s if num_decoding else 0.0
         # A tenth at least: a decode estimate that is too high must not make prompts look free.
-        cost_s = max(step_s - decode_s, step_s / 10) / num_prompt
-        self._prompt_token_s = _blend(self._prompt_token_s, cost_s)
+        cost_s = max(step_s - decode_s, step_s / 10)
+        kept = 0.5 ** (num_prompt / self.HALF_LIFE_TOKENS)
+        self._prompt_tokens = kept * self._prompt_tokens + num_prompt
+        self._prompt_s = kept * self._prompt_s + cost_s
 
 
 def _blend(old: float, new: float) -> float:

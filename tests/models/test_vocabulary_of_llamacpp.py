@@ -28,7 +28,7 @@ FRAGMENTS = (
 # Not those with a byte that has no token: both drop it, and only one then joins its neighbours.
 CHARACTERS = st.characters(
     codec="utf-8", exclude_characters="\x04\x06\x13\x14\x16\x1d", max_codepoint=0x3FFFF
-)
+) | st.characters(codec="utf-8", min_codepoint=0xC0000)
 TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(CHARACTERS, max_size=5)).map("".join)
 
 

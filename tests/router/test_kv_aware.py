@@ -161,3 +161,20 @@ def test_of_thousands_of_workers_some_are_compared_and_all_get_their_turn() -> N
         chosen.add(choice.worker)
     assert choice.num_candidates <= 512
     assert len(chosen) == 1000
+
+
+@pytest.mark.parametrize("times_slower", [5.0, 100.0])
+def test_a_worker_that_was_cold_at_first_soon_gets_its_share(times_slower: float) -> None:
+    scene = Scene("a", "b")
+    scene.hear("a", 0, SnapshotEvent((), LoadEvent(prefill_tokens_per_s=1000 / times_slower)))
+    scene.hear("b", 0, SnapshotEvent((), MEASURED))
+    counts: Counter[str] = Counter()
+    for number in range(80):
+        now_s = number / 10
+        choice, errand = scene.send(make_prompt(number), now_s)
+        end(errand, now_s, evaluated=choice.uncached_tokens)
+        name = choice.worker.announced.id
+        scene.hear(name, 0, MEASURED, now_s)
+        counts[name] += now_s > 4.0
+
+    assert abs(counts["a"] - counts["b"]) <= 4

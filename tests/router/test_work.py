@@ -147,3 +147,13 @@ def test_a_month_of_silence_is_outlived() -> None:
     assert recent.scale(1e9) > RecentWork.LARGEST
     assert recent.rebase(1e9) > 0.0
     assert recent.scale(1e9) == 1.0
+
+
+@pytest.mark.parametrize("times_slower", [5, 20, 100, 1e6])
+def test_who_was_slow_once_is_believed_to_be_fast_again_in_two_seconds(times_slower: float) -> None:
+    load = WorkerLoad()
+    load.hear(LoadEvent(prefill_tokens_per_s=1000 / times_slower), in_flight=0, now_s=0.0)
+    for tenth in range(20):
+        load.doubt_speed(0.001, tenth / 10)
+
+    assert 0.001 < load.token_s < 0.002

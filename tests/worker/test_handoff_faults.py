@@ -68,7 +68,9 @@ def config_of(transport: str) -> MeshConfig:
     )
 
 
-Stage = Callable[[asyncio.Event], Awaitable[None]]
+# Returns when the hand-off has come so far, given its first token's event and the address of
+# its prefill worker.
+Stage = Callable[[asyncio.Event, str], Awaitable[None]]
 
 NAMES = itertools.count()
 
@@ -170,14 +172,26 @@ async def alone(workers: Workers, name: int, **options: Any) -> tuple[int, ...]:
     return (await answer(workers.prefill.address, request)).token_ids
 
 
-async def while_computing(first: asyncio.Event) -> None:
-    await asyncio.sleep(0.25)
+async def load_of(address: str) -> worker_pb2.Load:
+    async with open_channel(address) as channel:
+        call = worker_pb2_grpc.WorkerServiceStub(channel).Watch(
+            worker_pb2.WatchRequest(load_only=True)
+        )
+        load = (await anext(aiter(call))).snapshot.load
+        call.cancel()
+    return load
 
 
-async def while_sending(first: asyncio.Event) -> None:
+async def while_computing(first: asyncio.Event, prefill: str) -> None:
+    async def is_computing() -> bool:
+        return (await load_of(prefill)).num_running > 0
+
+    await eventually(is_computing, "the prompt to be computed")
+
+
+async def while_sending(first: asyncio.Event, prefill: str) -> None:
     """The first token is out, and its KV is on the way."""
     await first.wait()
-    await asyncio.sleep(0.1)
 
 
 STAGES = pytest.mark.parametrize("stage", [while_computing, while_sending])
@@ -206,7 +220,7 @@ async def test_a_prefill_worker_that_dies_changes_no_answer(
         address = workers.decode.address
         disturbed = asyncio.create_task(answer(address, ask(names[0], victim.address), first))
         other = asyncio.create_task(answer(address, ask(names[1], workers.prefill.address)))
-        await stage(first)
+        await stage(first, victim.address)
         os.kill(victim.pid_of(part), signal.SIGKILL)
         answers = [await disturbed, await other]
 
@@ -233,7 +247,7 @@ async def test_a_decode_worker_that_dies_frees_its_prefill_worker(
         prefill = workers.prefill.address
         disturbed = asyncio.create_task(answer(victim.address, ask(lost, prefill), first))
         other = asyncio.create_task(answer(workers.decode.address, ask(other_name, prefill)))
-        await stage(first)
+        await stage(first, prefill)
         os.kill(victim.pid_of(part), signal.SIGKILL)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await disturbed
@@ -261,7 +275,7 @@ async def test_a_core_that_dies_leaves_no_trace_in_its_front(
         await eventually(lambda: hands_off(decode.address, prefill.address), "a hand-off")
         first = asyncio.Event()
         running = asyncio.create_task(answer(decode.address, ask(lost, prefill.address), first))
-        await stage(first)
+        await stage(first, prefill.address)
         os.kill({"prefill": prefill, "decode": decode}[role].pid_of("core"), signal.SIGKILL)
         ended = await asyncio.gather(running, return_exceptions=True)
         await eventually(lambda: hands_off(decode.address, prefill.address), "a hand-off")
@@ -276,12 +290,7 @@ async def test_a_core_that_dies_leaves_no_trace_in_its_front(
 
 
 async def has_nothing(address: str) -> bool:
-    async with open_channel(address) as channel:
-        call = worker_pb2_grpc.WorkerServiceStub(channel).Watch(
-            worker_pb2.WatchRequest(load_only=True)
-        )
-        load = (await anext(aiter(call))).snapshot.load
-        call.cancel()
+    load = await load_of(address)
     return not (in_use(load) + load.num_inbox_blocks)
 
 
@@ -323,11 +332,11 @@ async def stands_still(node: WorkerNode) -> None:
                 num_steps, since_s = node.load.num_steps, loop.time()
 
 
-async def while_queued(first: asyncio.Event) -> None:
+async def while_queued(first: asyncio.Event, prefill: str) -> None:
     await asyncio.sleep(0)
 
 
-async def while_decoding(first: asyncio.Event) -> None:
+async def while_decoding(first: asyncio.Event, prefill: str) -> None:
     await first.wait()
     await asyncio.sleep(1.0)
 
@@ -341,7 +350,7 @@ async def test_a_client_that_leaves_frees_both_workers(workers: Workers, stage: 
     address, prefill = workers.decode.address, workers.prefill.address
     leaving = asyncio.create_task(answer(address, ask(leaver, prefill, max_tokens=400), first))
     staying = asyncio.create_task(answer(address, ask(stayer, prefill)))
-    await stage(first)
+    await stage(first, prefill)
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
 

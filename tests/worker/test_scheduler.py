@@ -184,6 +184,14 @@ def test_the_budget_follows_the_measured_rate() -> None:
     assert budget.prompt_tokens(0) == pytest.approx(200, abs=1)
 
 
+def test_a_small_cold_step_is_outweighed_by_the_rest_of_its_prompt() -> None:
+    budget = new_budget()
+    budget.observe(num_prompt=StepBudget.FIRST_TOKENS, num_decoding=0, step_s=0.32)
+    budget.observe(num_prompt=512, num_decoding=0, step_s=0.512)
+
+    assert 800 < budget.prefill_tokens_per_s < 1000
+
+
 def test_the_budget_leaves_time_for_the_decoding_sequences() -> None:
     budget = new_budget()
     for _ in range(8):
