@@ -73,11 +73,11 @@ class _Family:
         return sites
 
 
-def find_spans(prompts: Sequence[TokenArray], *, min_agreed: int) -> list[list[Span]]:
-    """Of each prompt, in its order. Behind a span at least one family has `min_agreed` tokens in
-    common: with fewer, nothing could be reused."""
+def find_spans(prompts: Sequence[TokenArray], *, block_tokens: int) -> list[list[Span]]:
+    """Of each prompt, in its order. Without a span, at least one prompt of its family has a block
+    of `block_tokens` more in common with others: else nothing more could be reused."""
     spans: list[list[Span]] = [[] for _ in prompts]
-    for number, family in enumerate(_gather(prompts, min_agreed)):
+    for number, family in enumerate(_gather(prompts, block_tokens)):
         sites = family.sites(number)
         first = [(site, site.start, site.end) for site in sites]
         reach = max((member.alignment.end for member in family.members), default=0)
@@ -87,7 +87,7 @@ def find_spans(prompts: Sequence[TokenArray], *, min_agreed: int) -> list[list[S
             inside = [site for site in sites if site.end <= reach and site.start < reach]
             there = [(site, *member.alignment.in_other(site.start, site.end)) for site in inside]
             places[member.prompt] = _spans(there, member.alignment.other_end)
-        kept = _worthwhile(places, min_agreed)
+        kept = _worthwhile(places, block_tokens)
         for prompt, found in places.items():
             spans[prompt] += [span for span in found if span.site in kept]
     return [_without_overlaps(each) for each in spans]
@@ -102,7 +102,7 @@ def cut(token_ids: TokenArray, spans: Iterable[Span]) -> bytes:
     return b"".join((*pieces, token_ids[start:].tobytes()))
 
 
-def _gather(prompts: Sequence[TokenArray], min_agreed: int) -> list[_Family]:
+def _gather(prompts: Sequence[TokenArray], block_tokens: int) -> list[_Family]:
     families: list[_Family] = []
     having: dict[int, list[int]] = {}
     for number, token_ids in enumerate(prompts):
@@ -111,7 +111,7 @@ def _gather(prompts: Sequence[TokenArray], min_agreed: int) -> list[_Family]:
         reach = 0
         for chosen in _likest_and_first(votes, len(runs), len(token_ids)):
             alignment = align(families[chosen].token_ids, token_ids)
-            if alignment.agreed_tokens >= min_agreed:
+            if alignment.agreed_tokens >= block_tokens:
                 families[chosen].members.append(_Member(number, alignment))
                 reach = max(reach, alignment.other_end)
         if (not reach or len(token_ids) - reach >= OWN_TOKENS) and len(families) < MOST_FAMILIES:
@@ -143,15 +143,17 @@ def _spans(places: Sequence[tuple[Site, int, int]], reach: int) -> list[Span]:
     ]
 
 
-def _worthwhile(places: Mapping[int, Sequence[Span]], min_agreed: int) -> set[Site]:
-    """Those behind which enough agrees, in any prompt, further places that change left out."""
+def _worthwhile(places: Mapping[int, Sequence[Span]], block_tokens: int) -> set[Site]:
+    """Those without which another whole block agrees, in any prompt, if all that change go."""
     kept = set()
     for spans in places.values():
-        behind = 0
-        for span in reversed(spans):
-            behind += span.agreed_behind
-            if behind >= min_agreed:
+        behind = sum(span.agreed_behind for span in spans)
+        before = spans[0].start if spans else 0
+        for span in spans:
+            if before % block_tokens + behind >= block_tokens:
                 kept.add(span.site)
+            before += span.agreed_behind
+            behind -= span.agreed_behind
     return kept
 
 

@@ -78,7 +78,7 @@ def report(
         return document | {"changes": [], "notes": [note]}
     token_ids = [each.prompt.token_ids for each in past]
     block_tokens = past[-1].prompt.block_tokens
-    spans = find_spans(token_ids, min_agreed=block_tokens)
+    spans = find_spans(token_ids, block_tokens=block_tokens)
     found = _sites(past, token_ids, spans, spelling)
     # What was cached before the first of them is not known: the first half fills the caches.
     is_cut = prompts.has_forgotten or len(past) == MOST_PROMPTS

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.observer.hygiene import report
@@ -96,6 +96,7 @@ def test_the_hit_rate_without_the_value_is_predicted(
 
 
 @settings(max_examples=15, deadline=None)
+@example(1, 1, 63, 8, 1, 64, 0)  # all that is shared is one block
 @given(
     num_rules=st.integers(1, 4),
     num_before=st.integers(0, 80),

@@ -259,8 +259,9 @@ async def test_a_decode_worker_that_dies_frees_its_prefill_worker(
         await workers.idle()
 
 
-@STAGES
-@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    ("role", "stage"), [("prefill", while_computing), ("decode", while_sending)]
+)
 async def test_a_core_that_dies_leaves_no_trace_in_its_front(
     workers: Workers, stage: Stage, role: str
 ) -> None:
