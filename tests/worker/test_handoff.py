@@ -295,25 +295,23 @@ async def test_a_decode_worker_that_takes_nothing_slows_prefill_down() -> None:
         await idle(pair)
 
 
-@pytest.mark.parametrize(
-    ("field", "wrong"),
-    [
-        ("transport", {"transport": worker_pb2.KV_TRANSPORT_UNSPECIFIED}),
-        ("fingerprint", {"fingerprint": "00"}),
-        ("credit_blocks", {"credit_blocks": 0}),
-        ("first_block", {"first_block": 99}),
-    ],
-)
-async def test_a_call_that_cannot_be_served_is_refused_with_its_field(
-    pair: Pair, field: str, wrong: dict[str, Any]
-) -> None:
-    async with open_channel(pair.prefill.address) as channel:
-        call = open_prefill(worker_pb2_grpc.WorkerServiceStub(channel), pair, 1, **wrong)
-        with pytest.raises(grpc.aio.AioRpcError, match=f"start.{field}") as refusal:
-            await call.read()
+async def test_a_call_that_cannot_be_served_is_refused_with_its_field(pair: Pair) -> None:
+    refused: list[dict[str, Any]] = [
+        {"transport": worker_pb2.KV_TRANSPORT_UNSPECIFIED},
+        {"fingerprint": "00"},
+        {"credit_blocks": 0},
+        {"first_block": 99},
+    ]
+    for number, wrong in enumerate(refused):
+        [field] = wrong
+        async with open_channel(pair.prefill.address) as channel:
+            stub = worker_pb2_grpc.WorkerServiceStub(channel)
+            call = open_prefill(stub, pair, number, **wrong)
+            with pytest.raises(grpc.aio.AioRpcError, match=f"start.{field}") as refusal:
+                await call.read()
 
-    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    await idle(pair)
+        assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        await idle(pair)
 
 
 def open_prefill(stub: Any, pair: Pair, name: int, **fields: Any) -> Any:

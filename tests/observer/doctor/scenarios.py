@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from services.core.settings import MeshConfig
@@ -127,9 +128,11 @@ def documents(document_tokens: int) -> Seen:
 
 
 def slow_store(gb_per_s: float) -> Seen:
+    """It has room for all that is ever computed, and brings it in slowly."""
     load = chats(180, 8, 4, num_prefixes=40, prefix_tokens=2048)
     simulated = {"num_blocks": 192, "kv_bytes_per_token": 65_536}
     mesh = config(worker={"kv_load": "always"}, simulated=simulated)
+    mesh = replace(mesh, kvstore=replace(mesh.kvstore, capacity_mb=16_384))
     return see(load, mesh, store=StorePlan(workers_per_node=4, gb_per_s=gb_per_s))
 
 
