@@ -29,7 +29,12 @@ from services.core.tokens import BYTES_PER_TOKEN
 from services.runtime.delays import inject
 from services.runtime.identity import caller
 from services.runtime.interceptor import Context
-from services.runtime.protocol import ledger_of, ledger_to_proto, spend_callee, tell_ledger
+from services.runtime.protocol import (
+    ledger_to_proto,
+    spend_callee,
+    spend_failed_call,
+    tell_ledger,
+)
 from services.runtime.telemetry import TraceContext
 from services.runtime.timing import spending
 
@@ -230,8 +235,7 @@ class Journey:
         except grpc.aio.AioRpcError as error:
             # Once there is a first token, it is too late for the ledger.
             if self._ledger.first_token_s is None:
-                seen_s = time.monotonic() - called_s
-                spend_callee(self._ledger, ledger_of(error), seen_s=seen_s)
+                spend_failed_call(self._ledger, error, seen_s=time.monotonic() - called_s)
             raise
         finally:
             call.cancel()
