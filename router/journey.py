@@ -89,6 +89,10 @@ class Journey:
             error, code = "the client is gone, or its deadline has passed", "CANCELLED"
             self._ledger.mark_failure(time.monotonic())
             raise
+        except Exception:  # a defect; the client hears no more of it
+            error, code = "internal error", "INTERNAL"
+            self._tell_ledger()
+            raise
         finally:
             self._record(error, code)
 

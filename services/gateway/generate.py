@@ -82,6 +82,10 @@ class Generation:
             error, code = "the client is gone, or the gateway stops", "client_gone"
             self._ledger.mark_failure(time.monotonic())
             raise
+        except Exception:  # a defect; the client hears no more of it
+            error, code = "internal error", "internal_error"
+            self._ledger.mark_failure(time.monotonic())
+            raise
         finally:
             self._account(error or self._exchange.error, code)
 
@@ -206,6 +210,8 @@ class Generation:
 
     def _note_failure(self, error: MeshError, answer: MeshAnswer) -> None:
         """What the mesh says of an answer that has not begun, the time on the way there too."""
+        if self._ledger.first_token_s is not None:
+            return  # the first answer is whole, and the ledger its own
         self._ledger.mark_failure(time.monotonic())
         self._ledger.spend(Segment.ROUTE, answer.called_s - self._prepared_s)
         for segment, spent_ms in error.ledger.items():
