@@ -87,7 +87,7 @@ class Journey:
             raise
         except asyncio.CancelledError:
             error, code = "the client is gone, or its deadline has passed", "CANCELLED"
-            self._ledger.mark_failure(time.monotonic())
+            self._tell_ledger()  # the client may still hear of router.max_deadline_s
             raise
         except Exception:  # a defect; the client hears no more of it
             error, code = "internal error", "INTERNAL"
