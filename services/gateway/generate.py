@@ -162,6 +162,7 @@ class Generation:
             await exchange.break_off(from_mesh(error, ask.to_param))
         except ApiError as error:
             if not is_begun:
+                self._note_search()
                 raise
             await exchange.break_off(error)
 
@@ -174,6 +175,9 @@ class Generation:
         except MeshError as error:
             self._note_failure(error, answers[0])
             raise from_mesh(error, ask.to_param) from None
+        except ApiError:
+            self._note_search()
+            raise
         await self._exchange.respond(
             200, telling.whole(), {"server-timing": server_timing(self._ledger)}
         )
@@ -216,6 +220,11 @@ class Generation:
         self._ledger.spend(Segment.ROUTE, answer.called_s - self._prepared_s)
         for segment, spent_ms in error.ledger.items():
             self._ledger.spend(Segment(segment), spent_ms / 1e3)
+
+    def _note_search(self) -> None:
+        """No router was found for an answer."""
+        if self._ledger.first_token_s is None:
+            self._ledger.spend(Segment.ROUTE, time.monotonic() - self._prepared_s)
 
     def _beginning(self) -> Ledger:
         """For one more answer: what it shares with the first."""

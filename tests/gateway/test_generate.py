@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import grpc
 import orjson
@@ -17,6 +18,7 @@ from firsttoken.client import MeshError
 from services.core.config import Snapshot
 from services.core.ledger import Segment
 from services.core.settings import MeshConfig
+from services.gateway.errors import ApiError, unavailable
 from services.gateway.exchange import Exchange
 from services.gateway.gateway import Gateway
 from services.gateway.generate import Api, Generation
@@ -289,6 +291,17 @@ async def test_a_failed_second_answer_is_no_part_of_the_ledger_of_the_first() ->
     generation._note_failure(failure, Mock(called_s=generation._prepared_s + 0.5))
 
     assert list(generation._ledger.sums_s()) == []
+
+
+@pytest.mark.parametrize("tell", [Generation._whole, Generation._stream])
+async def test_looking_for_a_router_in_vain_is_routing(tell: Any) -> None:
+    generation = a_generation()
+    generation._prepared_s = time.monotonic() - 1.0
+    answer = Mock(read=AsyncMock(side_effect=unavailable("there is none", code="no_router")))
+    with pytest.raises(ApiError):
+        await tell(generation, Mock(), Mock(), [answer])
+
+    assert generation._ledger.spent_s(Segment.ROUTE) >= 1.0
 
 
 async def test_the_ledger_ends_a_stream_where_that_is_asked(edge: Edge) -> None:
