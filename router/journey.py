@@ -199,6 +199,7 @@ class Journey:
                 self._outcome.choose(grant, self._mesh.snapshot.config.router.routing_strategy)
                 if not self._delivery.messages:
                     self._outcome.num_attempts = attempt
+                request.before.CopyFrom(ledger_to_proto(ledger))
                 try:
                     await self._call_worker(grant, request, called_s)
                     return
@@ -224,7 +225,6 @@ class Journey:
     ) -> None:
         worker = grant.slot.worker.announced
         request.prefill_address = grant.prefill_address
-        request.before.CopyFrom(ledger_to_proto(self._ledger))
         hop = self._hop(self._delay_ms.router_to_worker)
         await inject(hop.delay_ms)
         call = open_call(self._mesh.channels.get(worker.address), request, hop)
