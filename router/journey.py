@@ -29,7 +29,12 @@ from services.core.tokens import BYTES_PER_TOKEN
 from services.runtime.delays import inject
 from services.runtime.identity import caller
 from services.runtime.interceptor import Context
-from services.runtime.protocol import ledger_of, ledger_to_proto, spend_callee, tell_ledger
+from services.runtime.protocol import (
+    ledger_to_proto,
+    spend_callee,
+    spend_failed_call,
+    tell_ledger,
+)
 from services.runtime.telemetry import TraceContext
 from services.runtime.timing import spending
 
@@ -82,7 +87,11 @@ class Journey:
             raise
         except asyncio.CancelledError:
             error, code = "the client is gone, or its deadline has passed", "CANCELLED"
-            self._ledger.mark_failure(time.monotonic())
+            self._tell_ledger()  # the client may still hear of router.max_deadline_s
+            raise
+        except Exception:  # a defect; the client hears no more of it
+            error, code = "internal error", "INTERNAL"
+            self._tell_ledger()
             raise
         finally:
             self._record(error, code)
@@ -190,6 +199,7 @@ class Journey:
                 self._outcome.choose(grant, self._mesh.snapshot.config.router.routing_strategy)
                 if not self._delivery.messages:
                     self._outcome.num_attempts = attempt
+                request.before.CopyFrom(ledger_to_proto(ledger))
                 try:
                     await self._call_worker(grant, request, called_s)
                     return
@@ -215,7 +225,6 @@ class Journey:
     ) -> None:
         worker = grant.slot.worker.announced
         request.prefill_address = grant.prefill_address
-        request.before.CopyFrom(ledger_to_proto(self._ledger))
         hop = self._hop(self._delay_ms.router_to_worker)
         await inject(hop.delay_ms)
         call = open_call(self._mesh.channels.get(worker.address), request, hop)
@@ -230,8 +239,7 @@ class Journey:
         except grpc.aio.AioRpcError as error:
             # Once there is a first token, it is too late for the ledger.
             if self._ledger.first_token_s is None:
-                seen_s = time.monotonic() - called_s
-                spend_callee(self._ledger, ledger_of(error), seen_s=seen_s)
+                spend_failed_call(self._ledger, error, seen_s=time.monotonic() - called_s)
             raise
         finally:
             call.cancel()

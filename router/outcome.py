@@ -70,6 +70,8 @@ class Outcome:
         }
         if self.choice is not None:
             found |= {
+                # Later ones had no part in its time to the first token.
+                names.GENERATION: self._generation,
                 names.QUEUE_POSITION: self._queue_position,
                 names.STRATEGY: self._strategy,
                 names.CANDIDATES: self.choice.num_candidates,

@@ -15,7 +15,7 @@ from services.core.errors import Unavailable
 from services.core.ledger import Ledger, Segment
 from services.runtime.channels import Channels
 from services.runtime.delays import inject
-from services.runtime.protocol import ledger_of, spend_callee
+from services.runtime.protocol import spend_failed_call
 
 # When all have failed and none has come since, ask them again.
 RETRY_S = 0.2
@@ -60,7 +60,7 @@ class Tokenizers:
                     continue
                 except grpc.aio.AioRpcError as error:
                     ledger.spend(Segment.PREPROCESS, called_s - began_s)
-                    spend_callee(ledger, ledger_of(error), seen_s=time.monotonic() - called_s)
+                    spend_failed_call(ledger, error, seen_s=time.monotonic() - called_s)
                     raise
                 seen_s = time.monotonic() - called_s
                 lost_s = called_s - began_s

@@ -7,6 +7,7 @@ that they bring with them, laid end to end before their arrival.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -42,11 +43,14 @@ def lay_out(before: Before, arrived_s: float) -> list[Interval]:
     return laid[::-1]
 
 
-def charge(gap: Gap, waits: Iterable[Iterable[Interval]], *, answering: bool) -> dict[str, float]:
+def charge(
+    gap: Gap, waits: Iterable[Iterable[Interval]], *, answering_from_s: float
+) -> dict[str, float]:
     """Seconds by stage, as the request has it that was on its way for most of the gap.
 
-    `waits`: what each request went through that has no first token. `answering`: there are
-    requests that have one, which nothing but the loop kept from their next step.
+    `waits`: what each request went through that had no first token yet. `answering_from_s`:
+    since when there are requests that have one, which nothing but the loop kept from their
+    next step; infinite: there are none.
     """
     best: dict[str, float] = {}
     for intervals in waits:
@@ -59,20 +63,25 @@ def charge(gap: Gap, waits: Iterable[Iterable[Interval]], *, answering: bool) ->
                 found[stage] = found.get(stage, 0.0) + overlap_s
         if sum(found.values()) > sum(best.values()):
             best = found
-    left_s = gap.duration_s - sum(best.values())
-    if answering and left_s > 0:
+    answering_s = gap.ended_s - max(gap.began_s, answering_from_s)
+    left_s = min(answering_s, gap.duration_s - sum(best.values()))
+    if left_s > 0:
         best = {**best, CORE: best.get(CORE, 0.0) + left_s}
     return best
 
 
 def judge(gap: Gap, present: Iterable[request.Sequence]) -> list[Bubble]:
     """`present`: the requests that the core has when the gap ends."""
-    waits, answering = [], False
+    waits, answering_from_s = [], math.inf
     for each in present:
-        if each.phases.is_open:
+        if each.finished:
+            continue
+        ended_s = each.phases.ended_s
+        if ended_s is not None:
+            answering_from_s = min(answering_from_s, ended_s)
+        # A hand-off's first step may come when its phases have ended.
+        if ended_s is None or ended_s > gap.began_s:
             came_s = each.submit.submitted_s
             waits.append(lay_out(each.submit.before, came_s) + each.phases.until(gap.ended_s))
-        elif not each.finished:
-            answering = True
-    charged = charge(gap, waits, answering=answering)
+    charged = charge(gap, waits, answering_from_s=answering_from_s)
     return [Bubble(stage, duration_s) for stage, duration_s in charged.items()]

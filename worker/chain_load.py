@@ -98,8 +98,8 @@ class ChainLoad:
 
     @property
     def overlap_s(self) -> float:
-        """Of that, while the engine computed."""
-        return max(0.0, self.load_s - (self._computing_s - self._began_s))
+        """Of that, while it had its slot and the engine computed."""
+        return max(0.0, self.load_s - (max(self._slot_s, self._computing_s) - self._began_s))
 
     async def run(self) -> None:
         watcher = asyncio.create_task(self._watch_start(), name="wait for a slot")

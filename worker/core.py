@@ -160,7 +160,8 @@ class EngineCore:
         if not sequence.started:
             sequence.started_s = began_s
             _delay(self._delay_ms.worker_kv_load)
-            self._pending.started.append(Started(sequence.request_id, len(blocks)))
+            phases = tuple(sequence.phases.until(time.monotonic()))
+            self._pending.started.append(Started(sequence.request_id, len(blocks), phases))
         # Of the blocks that came while it waited, the pool may have got some meanwhile.
         self._drop_passed(sequence)
         sequence.wait(time.monotonic())

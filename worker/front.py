@@ -186,8 +186,7 @@ class EngineFront:
                 retry_delay_s=1.0,
             )
         request_id = next(self._request_ids)
-        tell = functools.partial(self._tell, link)
-        stream = TokenStream(request_id, tell, time.monotonic())
+        stream = TokenStream(request_id, functools.partial(self._tell, link))
         self._streams[request_id] = stream
         self._held.add(request_id)
         self._idle.clear()
@@ -198,7 +197,7 @@ class EngineFront:
                 prefix_keys=prompt.prefix_keys,
                 sampling=prompt.sampling,
                 batch_class=prompt.batch_class,
-                submitted_s=stream.submitted_s,
+                submitted_s=time.monotonic(),
                 answer_ids=prompt.answer_ids,
                 source=source,
                 export_from=export_from,
@@ -330,9 +329,9 @@ class EngineFront:
         self.hub.apply(report)
 
     def _deliver_blocks(self, report: StepReport) -> None:
-        for request_id, num_cached_blocks in report.started:
+        for request_id, num_cached_blocks, phases in report.started:
             if (stream := self._streams.get(request_id)) is not None:
-                stream.start(num_cached_blocks)
+                stream.start(num_cached_blocks, phases)
         for request_id, num_computed in report.progress:
             if (stream := self._streams.get(request_id)) is not None:
                 stream.num_computed = num_computed

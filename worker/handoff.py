@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import grpc
@@ -129,9 +129,14 @@ class Handoffs:
                 await inject(delay_ms.handoff_reserve)
                 await taker.reserve()
                 called_s = time.monotonic()
-                before = start.request.before
-                before.prefill_queue_ms += (started_s - stream.submitted_s) * 1e3
-                before.kv_load_ms += (called_s - mapped_s) * 1e3
+                came = (
+                    *stream.phases,
+                    Interval(Segment.PREFILL_QUEUE, stream.phases[-1].end_s, started_s),
+                    Interval(Segment.TRANSFER, started_s, mapped_s),
+                    # For room for what is to come.
+                    Interval(Segment.KV_LOAD, mapped_s, called_s),
+                )
+                _add_before(start.request.before, came)
                 await inject(delay_ms.handoff_call)
                 call = self._prefill(member.address)(taker.requests(), metadata=metadata)
                 async for received in call:
@@ -141,12 +146,7 @@ class Handoffs:
                         origin.path.transport = _NAMES[start.transport]
                         origin.hand_off(
                             first,
-                            before=(
-                                Interval(Segment.PREFILL_QUEUE, stream.submitted_s, started_s),
-                                Interval(Segment.TRANSFER, started_s, mapped_s),
-                                # For room for what is to come.
-                                Interval(Segment.KV_LOAD, mapped_s, called_s),
-                            ),
+                            before=came,
                             called_s=called_s,
                             same_clock=mapped is not None,
                         )
@@ -228,6 +228,13 @@ def choose_transport(
     if same_host and setting in ("auto", "shared_memory"):
         return worker_pb2.KV_TRANSPORT_SHARED_MEMORY
     return worker_pb2.KV_TRANSPORT_GRPC
+
+
+def _add_before(before: common_pb2.Ledger, came: Iterable[Interval]) -> None:
+    """For the prefill worker, which lays such durations end to end."""
+    for segment, start_s, end_s in came:
+        field = f"{segment}_ms"
+        setattr(before, field, getattr(before, field) + (end_s - start_s) * 1e3)
 
 
 def _first_token(received: Received) -> worker_pb2.FirstToken | None:

@@ -237,6 +237,8 @@ class Started(NamedTuple):
 
     request_id: int
     num_cached_blocks: int
+    # How it came so far, from its submission on.
+    phases: tuple[Interval, ...]
 
 
 class Progress(NamedTuple):

@@ -21,18 +21,15 @@ MAX_INTERVALS = 64
 class Phases:
     """Times are readings of one clock, each no earlier than the one before."""
 
-    __slots__ = ("_segment", "_since_s", "intervals", "spent_s")
+    __slots__ = ("_segment", "_since_s", "ended_s", "intervals", "spent_s")
 
     def __init__(self, submitted_s: float) -> None:
         self.intervals: list[Interval] = []
         self.spent_s: dict[Segment, float] = {}
-        # None: the first token is there.
+        self.ended_s: float | None = None
+        # None: the first token is there, since `ended_s`.
         self._segment: Segment | None = Segment.PREFILL_QUEUE
         self._since_s = submitted_s
-
-    @property
-    def is_open(self) -> bool:
-        return self._segment is not None
 
     def enter(self, segment: Segment, now_s: float) -> None:
         """Nothing once the first token is there."""
@@ -45,6 +42,7 @@ class Phases:
         if self._segment is not None:
             self._close(self._segment, now_s)
             self._segment = None
+            self.ended_s = now_s
 
     def until(self, now_s: float) -> list[Interval]:
         """With the phase that it is in now."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from services.core.errors import MeshError
+from services.core.ledger import Interval
 from worker.engines.contract import DisaggregatedParams
 from worker.messages import (
     Cancel,
@@ -38,14 +39,13 @@ class TokenStream:
     Tokens are all that is ready at each look, never fewer, never delayed.
     """
 
-    def __init__(
-        self, request_id: int, send: Callable[[Command], None], submitted_s: float
-    ) -> None:
+    def __init__(self, request_id: int, send: Callable[[Command], None]) -> None:
         self.request_id = request_id
-        self.submitted_s = submitted_s
         self.finished = False
         # Blocks that the core found in its own pool; None before the request has a slot.
         self.num_cached_blocks: int | None = None
+        # In the core, until it had its slot and these blocks in it.
+        self.phases: tuple[Interval, ...] = ()
         # Prompt tokens whose KV is in the slot, while blocks may come or go.
         self.num_computed = 0
         self._send = send
@@ -144,8 +144,8 @@ class TokenStream:
         self.finished = bool(token.finish)
         self._awake.set()
 
-    def start(self, num_cached_blocks: int) -> None:
-        self.num_cached_blocks = num_cached_blocks
+    def start(self, num_cached_blocks: int, phases: tuple[Interval, ...]) -> None:
+        self.num_cached_blocks, self.phases = num_cached_blocks, phases
         self._started.set()
 
     def export(self, block: ExportedBlock) -> None:

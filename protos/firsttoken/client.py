@@ -317,7 +317,9 @@ class GenerationStream:
         try:
             response = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            elapsed_s = time.monotonic() - self._started_s
+            # After the first token, time is no part of a ledger any more.
+            is_first = self._first_token_s is None
+            elapsed_s = time.monotonic() - self._started_s if is_first else 0.0
             raise to_mesh_error(error, elapsed_ms=elapsed_s * 1e3) from None
         except asyncio.CancelledError:
             # grpc.aio raises this for `cancel` and `close` too. Only where this task is

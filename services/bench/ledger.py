@@ -126,11 +126,15 @@ async def _refused(place: Place, prompt: Prompt, **options: Any) -> Seen:
     raise AssertionError("it was to be refused")
 
 
-async def _post(place: Place, path: str, *, stream: bool, **body: Any) -> Seen:
+async def _post(
+    place: Place, path: str, *, stream: bool, is_refused: bool = False, **body: Any
+) -> Seen:
     options = {"stream_options": {"include_ledger": True}} if stream else {}
     body |= {"stream": stream, "include_ledger": True, **options}
     status, headers, answer = await asyncio.to_thread(_exchange, place.url, path, body)
-    if status != 200:
+    if status != (400 if is_refused else 200):
+        raise AssertionError(f"HTTP {status}: {answer[:200]!r}")
+    if is_refused:
         return from_timing(headers["server-timing"])
     if stream:
         *_, last, _, _ = answer.split(b"\n\n")
@@ -177,6 +181,6 @@ KINDS: dict[str, Ask] = {
     ),
     "gRPC refused": lambda place, chance: _refused(place, "word " * 9000),
     "HTTP refused": lambda place, chance: _post(
-        place, COMPLETION, stream=bool(chance.getrandbits(1)), prompt=[7] * 9000
+        place, COMPLETION, stream=bool(chance.getrandbits(1)), is_refused=True, prompt=[7] * 9000
     ),
 }

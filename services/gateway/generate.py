@@ -82,6 +82,10 @@ class Generation:
             error, code = "the client is gone, or the gateway stops", "client_gone"
             self._ledger.mark_failure(time.monotonic())
             raise
+        except Exception:  # a defect; the client hears no more of it
+            error, code = "internal error", "internal_error"
+            self._ledger.mark_failure(time.monotonic())
+            raise
         finally:
             self._account(error or self._exchange.error, code)
 
@@ -158,6 +162,7 @@ class Generation:
             await exchange.break_off(from_mesh(error, ask.to_param))
         except ApiError as error:
             if not is_begun:
+                self._note_search()
                 raise
             await exchange.break_off(error)
 
@@ -170,6 +175,9 @@ class Generation:
         except MeshError as error:
             self._note_failure(error, answers[0])
             raise from_mesh(error, ask.to_param) from None
+        except ApiError:
+            self._note_search()
+            raise
         await self._exchange.respond(
             200, telling.whole(), {"server-timing": server_timing(self._ledger)}
         )
@@ -206,10 +214,17 @@ class Generation:
 
     def _note_failure(self, error: MeshError, answer: MeshAnswer) -> None:
         """What the mesh says of an answer that has not begun, the time on the way there too."""
+        if self._ledger.first_token_s is not None:
+            return  # the first answer is whole, and the ledger its own
         self._ledger.mark_failure(time.monotonic())
         self._ledger.spend(Segment.ROUTE, answer.called_s - self._prepared_s)
         for segment, spent_ms in error.ledger.items():
             self._ledger.spend(Segment(segment), spent_ms / 1e3)
+
+    def _note_search(self) -> None:
+        """No router was found for an answer."""
+        if self._ledger.first_token_s is None:
+            self._ledger.spend(Segment.ROUTE, time.monotonic() - self._prepared_s)
 
     def _beginning(self) -> Ledger:
         """For one more answer: what it shares with the first."""

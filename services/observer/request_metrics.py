@@ -38,8 +38,8 @@ COUNT_BOUNDS = (0.0, *(float(2**power) for power in range(11)))
 
 
 class RequestMetrics:
-    """Segments are observed for every request, also those of 0 s: so their sums, and that of the
-    residual, divided by the count of requests, stack up to the mean TTFT.
+    """Segments are observed for every whole answer, also those of 0 s: so their sums, and that of
+    the residual, divided by the count of residuals, stack up to the mean TTFT.
     """
 
     def __init__(self) -> None:
@@ -205,6 +205,16 @@ class RequestMetrics:
 
     def _add_ledger(self, request: Request, ttft_s: float, request_class: str) -> None:
         of_class = {"request_class": request_class}
+        # One that broke off never heard where its worker's part of the time had gone.
+        if not request.error:
+            self._add_segments(request, ttft_s, of_class)
+        for name, duration_s in request.hidden_s.items():
+            self._beside.add(max(0.0, duration_s), {"work": self._hidden.of(name)})
+        self._positions.observe(request.queue_position, of_class)
+        if request.batch_size:
+            self._batches.observe(request.batch_size, of_class)
+
+    def _add_segments(self, request: Request, ttft_s: float, of_class: dict[str, str]) -> None:
         for segment in Segment:
             spent_s = max(0.0, request.spent_s.get(segment, 0.0))
             self._segments.observe(spent_s, {"segment": str(segment), **of_class})
@@ -212,11 +222,6 @@ class RequestMetrics:
         self._residual.observe(residual_s, of_class)
         unbalanced = residual_s > max(BALANCED_S, BALANCED_SHARE * ttft_s)
         self._unbalanced.add(unbalanced, of_class)
-        for name, duration_s in request.hidden_s.items():
-            self._beside.add(max(0.0, duration_s), {"work": self._hidden.of(name)})
-        self._positions.observe(request.queue_position, of_class)
-        if request.batch_size:
-            self._batches.observe(request.batch_size, of_class)
 
     def _add_cache(self, request: Request, who: dict[str, str]) -> None:
         loaded = min(request.loaded_blocks * self.block_tokens, request.cached_tokens)

@@ -15,6 +15,9 @@ BATCH_HOPS = 32
 MAX_BATCHES = 256
 # In one message: sending it holds up the loop.
 MOST_BATCHES = 8
+# An observer keeps no more of them.
+MAX_PROMPTS = 4096
+# Of their keys and tokens.
 MAX_PROMPT_BYTES = 4 << 20
 MAX_EVICTED = 65_536
 
@@ -69,9 +72,9 @@ class Pending:
 
     def add_prompt(self, prompt: observer_pb2.Prompt) -> None:
         self._prompts.append(prompt)
-        self._prompt_bytes += len(prompt.token_ids)
-        while self._prompt_bytes > MAX_PROMPT_BYTES:
-            self._prompt_bytes -= len(self._prompts.popleft().token_ids)
+        self._prompt_bytes += _num_bytes(prompt)
+        while self._prompt_bytes > MAX_PROMPT_BYTES or len(self._prompts) > MAX_PROMPTS:
+            self._prompt_bytes -= _num_bytes(self._prompts.popleft())
 
     def move_others(self, message: observer_pb2.ReportRequest) -> None:
         """All but hops, into the message."""
@@ -91,8 +94,9 @@ class Pending:
     def check_integrity(self) -> None:
         assert len(self._fresh) < BATCH_HOPS
         assert len(self._batches) <= MAX_BATCHES
-        assert self._prompt_bytes == sum(len(prompt.token_ids) for prompt in self._prompts)
+        assert self._prompt_bytes == sum(map(_num_bytes, self._prompts))
         assert self._prompt_bytes <= MAX_PROMPT_BYTES
+        assert len(self._prompts) <= MAX_PROMPTS
 
     def _write_fresh(self) -> None:
         fresh, self._fresh = self._fresh, []
@@ -114,3 +118,7 @@ class Pending:
     def _drop_oldest(self) -> None:
         while len(self._batches) > MAX_BATCHES:
             self.num_dropped += self._batches.popleft().num_hops
+
+
+def _num_bytes(prompt: observer_pb2.Prompt) -> int:
+    return len(prompt.prefix_keys) + len(prompt.token_ids)

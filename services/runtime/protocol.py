@@ -97,10 +97,9 @@ def tell_ledger(context: Context, ledger: Ledger) -> None:
     context.set_trailing_metadata(((LEDGER_KEY, told),))
 
 
-def ledger_of(error: grpc.aio.AioRpcError) -> common_pb2.Ledger:
-    """Of a call that has failed; empty where the callee told none."""
+def spend_failed_call(ledger: Ledger, error: grpc.aio.AioRpcError, *, seen_s: float) -> None:
+    """The same of a call that has failed. Where its callee told nothing, that stays unowned."""
     for key, value in error.trailing_metadata():
         if key == LEDGER_KEY and isinstance(value, bytes):
             with suppress(DecodeError):
-                return common_pb2.Ledger.FromString(value)
-    return common_pb2.Ledger()
+                spend_callee(ledger, common_pb2.Ledger.FromString(value), seen_s=seen_s)

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import random
+from unittest.mock import Mock
+
 import pytest
 
+from services.bench import ledger
 from services.bench.ledger import KINDS, Seen, from_timing, summarise
 from services.core.ledger import Ledger, Segment
 from services.gateway.accounts import server_timing
@@ -26,11 +30,24 @@ def test_a_row_says_how_many_are_closed_and_how_far_the_worst_is_from_it() -> No
 
 
 def test_a_refusal_s_header_is_read_as_the_gateway_writes_it() -> None:
-    ledger = Ledger(1.0)
-    ledger.record(Segment.PREPROCESS, 1.0, 1.25)
-    ledger.mark_failure(1.5)
+    refused = Ledger(1.0)
+    refused.record(Segment.PREPROCESS, 1.0, 1.25)
+    refused.mark_failure(1.5)
 
-    assert from_timing(server_timing(ledger)) == Seen(500.0, 250.0)
+    assert from_timing(server_timing(refused)) == Seen(500.0, 250.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [("HTTP chat, whole", 503), ("HTTP chat, whole", 400), ("HTTP refused", 503)],
+)
+async def test_what_fails_is_no_closed_request(
+    monkeypatch: pytest.MonkeyPatch, kind: str, status: int
+) -> None:
+    answer = status, {"server-timing": "residual;dur=0.0, total;dur=1.0"}, b"{}"
+    monkeypatch.setattr(ledger, "_exchange", lambda *given: answer)
+    with pytest.raises(AssertionError, match=f"HTTP {status}"):
+        await KINDS[kind](Mock(), random.Random(1))
 
 
 def test_every_way_in_has_refusals() -> None:

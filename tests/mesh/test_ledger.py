@@ -142,6 +142,7 @@ async def before(edge: Edge) -> dict[Ask, dict[str, float]]:
         ("worker_between_steps", computed, "prefill_queue"),
         ("worker_kv_match", computed, "kv_load"),
         ("worker_kv_load", plain, "kv_load"),
+        ("worker_kv_load", handed_off, "kv_load"),
         ("worker_prefill", plain, "prefill"),
         ("worker_prefill", handed_off, "prefill"),
         ("worker_sampling", plain, "prefill"),

@@ -97,6 +97,15 @@ def test_ledgers_that_do_not_balance_are_counted() -> None:
     assert scraped.of("firsttoken_ttft_unbalanced_total") == 1
 
 
+def test_an_answer_that_breaks_off_is_no_ledger_that_does_not_balance() -> None:
+    left = a_request(spent_s={Segment.QUEUE: 0.010}, residual_s=0.058, error="the client is gone")
+    scraped = scrape([a_request(), left])
+    assert scraped.of("firsttoken_ttft_unbalanced_total") == 0
+    assert scraped.of("firsttoken_ttft_residual_seconds_count") == 1
+    assert scraped.of("firsttoken_ttft_segment_seconds_count", segment="queue") == 1
+    assert scraped.of("gen_ai_server_time_to_first_token_seconds_count") == 2
+
+
 def test_prompt_tokens_are_told_apart_by_where_they_came_from() -> None:
     loaded = a_request(prompt_tokens=300, cached_tokens=256, loaded_blocks=3, load_s=0.01)
     scraped = scrape([loaded])

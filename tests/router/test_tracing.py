@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pytest
 from opentelemetry.proto.trace.v1 import trace_pb2
 
@@ -48,6 +50,26 @@ async def test_a_refused_request_is_a_span_that_says_why(mesh_of: MeshFactory) -
 
     assert router.status.code == trace_pb2.Status.STATUS_CODE_ERROR
     assert router.status.message == "text: must not be empty"
+
+
+async def test_a_request_that_meets_a_defect_is_a_failed_span(
+    mesh_of: MeshFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make_request(*given: object) -> NoReturn:
+        raise ZeroDivisionError
+
+    async with (
+        collecting() as collector,
+        mesh_of(traced(collector.endpoint), with_observer=True) as mesh,
+    ):
+        monkeypatch.setattr("router.journey.make_request", make_request)
+        with pytest.raises(MeshError, match="internal error") as failure:
+            await mesh.client.complete("Hello")
+    router = collector.named("router.generate")
+
+    assert router.status.code == trace_pb2.Status.STATUS_CODE_ERROR
+    assert attributes_of(router)["error.type"] == "INTERNAL"
+    assert failure.value.ledger["preprocess"] > 0
 
 
 async def test_a_span_names_the_tenant_and_never_its_key(mesh_of: MeshFactory) -> None:

@@ -11,6 +11,7 @@ from services.runtime.pending import (
     BATCH_HOPS,
     MAX_BATCHES,
     MAX_PROMPT_BYTES,
+    MAX_PROMPTS,
     MOST_BATCHES,
     Pending,
 )
@@ -96,6 +97,27 @@ def test_prompts_are_bounded_by_their_tokens() -> None:
     pending.check_integrity()
 
     assert [prompt.first_token for prompt in message.prompts] == [2, 3, 4, 5]
+
+
+def test_prompts_are_bounded_also_where_only_their_keys_are_told() -> None:
+    pending, message = Pending(), observer_pb2.ReportRequest()
+    keys = bytes(MAX_PROMPT_BYTES // 4)
+    for number in range(6):
+        pending.add_prompt(observer_pb2.Prompt(first_token=number, prefix_keys=keys))
+        pending.check_integrity()
+    pending.move_others(message)
+
+    assert [prompt.first_token for prompt in message.prompts] == [2, 3, 4, 5]
+
+
+def test_no_more_prompts_wait_than_an_observer_keeps() -> None:
+    pending, message = Pending(), observer_pb2.ReportRequest()
+    for number in range(MAX_PROMPTS + 2):
+        pending.add_prompt(observer_pb2.Prompt(first_token=number))
+    pending.check_integrity()
+    pending.move_others(message)
+
+    assert [prompt.first_token for prompt in message.prompts] == [*range(2, MAX_PROMPTS + 2)]
 
 
 def test_evictions_are_told_by_holder_and_bubbles_by_stage() -> None:

@@ -347,7 +347,7 @@ async def test_a_core_that_is_killed_fails_its_requests_and_is_replaced(front: E
 
 
 async def test_tokens_before_a_death_are_delivered_before_its_error() -> None:
-    stream = TokenStream(1, lambda command: None, 0.0)
+    stream = TokenStream(1, lambda command: None)
     stream.push(Token(1, 7, "", None, None))
     stream.fail(Unavailable("gone"))
 

@@ -37,7 +37,7 @@ def test_what_comes_after_the_first_token_does_not_count() -> None:
     phases.end(3.0)
 
     assert phases.spent_s == {QUEUE: 1.0}
-    assert not phases.is_open
+    assert phases.ended_s == 1.0
 
 
 def test_what_goes_on_is_told_up_to_now() -> None:
@@ -45,7 +45,7 @@ def test_what_goes_on_is_told_up_to_now() -> None:
     phases.enter(LOAD, 1.0)
 
     assert phases.until(4.0) == [Interval(QUEUE, 0.0, 1.0), Interval(LOAD, 1.0, 4.0)]
-    assert phases.is_open
+    assert phases.ended_s is None
 
 
 @given(

@@ -20,7 +20,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ReportRequest(_message.Message):
-    """What has come together since the last one, some tenths of a second ago."""
+    """What has come together since the last one, about a second ago."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -104,7 +104,7 @@ class Sender(_message.Message):
     member_id: _builtins.str
     """As in membership."""
     service: _builtins.str
-    """"router", "worker", "tokenizer", "gateway" or "kvstore"."""
+    """"router", "worker", "tokenizer", "gateway", "kvstore" or "observer"."""
     host: _builtins.str
     pid: _builtins.int
     def __init__(
@@ -261,7 +261,7 @@ class Bubble(_message.Message):
     STAGE_FIELD_NUMBER: _builtins.int
     DURATION_S_FIELD_NUMBER: _builtins.int
     stage: _builtins.str
-    """The stage that held the work: "queue", "preprocess", "kv_load", "transfer", "prefill_queue"."""
+    """The stage that held the work: a segment of the ledger, or "core"."""
     duration_s: _builtins.float
     def __init__(
         self,
