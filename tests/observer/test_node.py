@@ -166,8 +166,8 @@ async def test_each_field_of_a_hop_is_checked() -> None:
         3: ["zz"],
         4: [4],
         6: ["soon", None, []],
-        7: ["late"],
-        8: ["late"],
+        7: ["late", 1e300],
+        8: ["late", -1e300],
         9: [[["nowhere", 0, 1]], [["queue", 0]], 7],
         10: [[["queue", "x"]], 7],
         11: [[[1, 2]]],
@@ -184,6 +184,26 @@ async def test_each_field_of_a_hop_is_checked() -> None:
                 assert "hops_json: " in await refusal(observed, bad_hop), (place, value)
         observed.books.check_integrity()
         assert len(observed.books.requests) == 0
+
+
+async def test_a_defect_in_one_trace_does_not_stop_the_clock(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with observing() as observed:
+        tick, failed = observed.books.tick, asyncio.Event()
+
+        def fail_once() -> None:
+            if not failed.is_set():
+                failed.set()
+                raise RuntimeError("a defect")
+            tick()
+
+        monkeypatch.setattr(observed.books, "tick", fail_once)
+        await asyncio.wait_for(failed.wait(), 20)
+        await observed.tell(message(told()))
+        await eventually(lambda: len(observed.books.requests) == 1)
+
+    assert "could not be taken together" in caplog.text
 
 
 async def test_spans_of_slow_and_failed_requests_are_exported_whatever_the_head_chose() -> None:
