@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.core.tenants import hash_key
+from services.runtime.tls import is_loopback
 
 # Scripts and styles of its own, and nothing from anywhere else; nobody frames it.
 HEADERS = {
@@ -33,7 +34,7 @@ def guarded(app: ASGIApp, key_hashes: KeyHashes, *, host: str) -> ASGIApp:
     """`host`: where it listens. On a loopback address no other name is answered: a page from
     elsewhere could have its own name lead here, and read what it says.
     """
-    names = {*_LOOPBACK, host} if host in _LOOPBACK else None
+    names = {*_LOOPBACK, host.lower()} if is_loopback(host) else None
     extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
