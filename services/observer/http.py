@@ -24,7 +24,7 @@ from services.observer.state import make_state
 from services.observer.why import UnknownTrace
 
 PAGE = Path(__file__).parent / "page"
-DEFAULT_LIMIT, MAX_LIMIT = 50, 500
+DEFAULT_LIMIT, MAX_LIMIT, MAX_LIMIT_DIGITS = 50, 500, 9
 NOT_KEPT = "no request with this trace id is kept"
 
 
@@ -118,7 +118,8 @@ def as_json(value: Any, status: int = 200) -> Response:
 
 def _limit(request: HttpRequest) -> int:
     text = request.query_params.get("limit", str(DEFAULT_LIMIT))
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_LIMIT):
+    is_number = text.isascii() and text.isdecimal() and len(text) <= MAX_LIMIT_DIGITS
+    if not (is_number and 1 <= int(text) <= MAX_LIMIT):
         raise BadQuery(f"limit must be in [1, {MAX_LIMIT}]; got {text[:20]!r}")
     return int(text)
 
