@@ -72,6 +72,20 @@ def test_a_bad_file_is_refused_with_its_place(
     assert "No such file" in capsys.readouterr().err
 
 
+def test_a_file_cannot_move_the_cursor(
+    tmp_path: Path, blind: Seen, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(saved(tmp_path, blind))
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'"trace_id":"', b'"trace_id":"\\u001b[2J'))
+    assert main(["doctor", str(path)]) == 1
+    path.write_bytes(data.replace(b'"hidden_s":{}', b'"hidden_s":{"\\u009b2J":""}'))
+    assert main(["doctor", str(path)]) == 2
+    told = capsys.readouterr()
+    assert "traces: \\x1b[2J" in told.out
+    assert "hidden_s.\\x9b2J" in told.err
+
+
 def test_without_a_mesh_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--control", "127.0.0.1:1"]) == 2
     assert "no control service at 127.0.0.1:1" in capsys.readouterr().err
