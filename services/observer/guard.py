@@ -23,6 +23,8 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
+# Where the page of another site asks, browsers say so. Following a link is something else.
+_FOREIGN = ("cross-site", "same-site")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 # The hashes of the keys that open the page; none: it is open.
@@ -47,6 +49,10 @@ def guarded(app: ASGIApp, key_hashes: KeyHashes, *, host: str) -> ASGIApp:
         answer = app
         if names is not None and _name(headers.get("host", "")) not in names:
             answer = _refusal(421, "ask for it by localhost or its address")
+        elif headers.get("sec-fetch-site") in _FOREIGN and (
+            headers.get("sec-fetch-mode") != "navigate"
+        ):
+            answer = _refusal(403, "not for pages of other sites")
         elif hashes and hash_key(_key(headers.get("authorization", ""))) not in hashes:
             asking = {"www-authenticate": 'Basic realm="firsttoken", charset="UTF-8"'}
             answer = _refusal(401, "a key is needed (observer.key_hashes)", asking)
