@@ -15,6 +15,7 @@ from firsttoken.client import MeshClient
 from services.cli import effects
 from services.cli.doctor_replay import NO_RECORD, expect
 from services.cli.main import main
+from services.core.errors import InvalidArgument
 from services.observer.doctor import examine
 from services.observer.effects import Effects
 from services.observer.saved import dump
@@ -107,6 +108,20 @@ def test_a_record_says_what_the_change_would_bring(tmp_path: Path, blind: Seen) 
     nothing, note = expect(diagnosis.findings, {"router.record_decisions": "/no/such"}, None)
     assert nothing == [None for _ in diagnosis.findings]
     assert note == NO_RECORD
+
+
+def test_a_record_that_nobody_named_is_not_needed(tmp_path: Path, blind: Seen) -> None:
+    findings = examine(blind.window, blind.clues).findings
+    other = tmp_path / "**[a].log"
+    other.write_text("hello")
+    expected, note = expect(findings, {"router.record_decisions": str(other)}, None)
+    assert expected == [None for _ in findings]
+    assert f"{other} is no record that can be replayed" in note
+    (tmp_path / "a.log").write_text("of somebody else")
+    other.unlink()
+    assert expect(findings, {"router.record_decisions": str(other)}, None).note == NO_RECORD
+    with pytest.raises(InvalidArgument):
+        expect(findings, {}, tmp_path / "a.log")
 
 
 def test_effects_are_shown_for_people() -> None:
