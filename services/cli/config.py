@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from services.cli import effects, reference, rpc
 from services.cli.observer import ask
+from services.cli.plain import plain
 from services.cli.settings import parse_assignments, unknown_key
 from services.core.config import flatten, from_json
 
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(reference.render(), end="")
     elif getattr(arguments, "effect", False):
         found = ask(arguments, "api", "effects")
-        print(json.dumps(found) if arguments.json else "\n".join(effects.show(found)))
+        print(json.dumps(found) if arguments.json else "\n".join(map(plain, effects.show(found))))
     else:
         rpc.run(arguments.act(arguments))
     return 0

@@ -13,6 +13,7 @@ from services.cli import rpc
 from services.cli.doctor_replay import Expected, expect
 from services.cli.failures import Failure
 from services.cli.observer import ask_bytes
+from services.cli.plain import plain
 from services.core.errors import InvalidArgument
 from services.observer.doctor import Diagnosis, examine
 from services.observer.saved import Saved, load
@@ -65,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(_document(judged)))
     else:
-        print("\n".join(_lines(judged)))
+        print("\n".join(map(plain, _lines(judged))))
     return FINDINGS if judged.diagnosis.findings else HEALTHY
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from glob import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from services.cli.replay import SETTINGS
+from services.core.errors import InvalidArgument
 from services.observer.doctor import Finding
 from services.simulation.recorded import Recording, read_recording
 from services.simulation.what_if import Summary, is_faithful, recorded, replayed
@@ -39,8 +41,9 @@ class Expectation(NamedTuple):
 def expect(
     findings: Sequence[Finding], config: Mapping[str, Any], record: Path | None
 ) -> Expectation:
-    """Raises InvalidArgument for a file that is no record, and OSError for one that is named and
-    cannot be read."""
+    """`record`: as it was named. Raises InvalidArgument where that is none, OSError where it
+    cannot be read.
+    """
     changes = [_change(finding) for finding in findings]
     nothing: list[Expected | None] = [None for _ in findings]
     if not any(changes):
@@ -48,7 +51,13 @@ def expect(
     path = record or _latest(str(config.get("router.record_decisions", "")))
     if path is None:
         return Expectation(nothing, NO_RECORD)
-    recording = read_recording(path)
+    try:
+        recording = read_recording(path)
+    except (InvalidArgument, OSError) as error:
+        if record is not None:
+            raise
+        # The window's setting leads there, which may be another machine's.
+        return Expectation(nothing, f"{path} is no record that can be replayed: {error}")
     if not recording.requests:
         return Expectation(nothing, f"{path.name} has no request to replay.")
     as_it_was = replayed(recording)
@@ -97,6 +106,6 @@ def _written(path: Path) -> Iterator[Path]:
     if path.parent.is_dir():
         yield from (
             each
-            for each in path.parent.glob(f"{path.stem}*{path.suffix}")
+            for each in path.parent.glob(f"{escape(path.stem)}*{escape(path.suffix)}")
             if each.is_file() and each != path
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 from services.cli import rpc
 from services.cli.observer import ask
+from services.cli.plain import plain, quoted
 from services.cli.why import place
 
 
@@ -30,6 +31,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def show(found: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
+    return map(plain, _lines(found))
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"{found['requests']} requests, {found['prompt_tokens']} prompt tokens"
     if found["hit_rate"] is not None:
         yield f"  hit rate                       {found['hit_rate']:.1%}"
@@ -58,6 +63,6 @@ def _change(number: int, change: Mapping[str, Any]) -> Iterator[str]:
         f" {change['predicted_hit_rate_alone']:.1%}"
     )
     if "examples" in change:
-        yield f"   after {json.dumps(change['before'], ensure_ascii=False)}:"
-        yield from (f"     {json.dumps(each, ensure_ascii=False)}" for each in change["examples"])
+        yield f"   after {quoted(change['before'])}:"
+        yield from (f"     {quoted(each)}" for each in change["examples"])
     yield f"   {change['advice']}"

@@ -90,13 +90,21 @@ def _get(address: str, path: str, tls: Tls | None) -> Answer:
             plain = socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S)
             connection.sock = context.wrap_socket(plain, server_hostname=MESH_NAME)
         headers = {"accept": "application/json"}
-        if key := os.environ.get(PAGE_KEY_VARIABLE):
+        if key := _page_key():
             headers["authorization"] = f"Bearer {key}"
         connection.request("GET", path, headers=headers)
         response = connection.getresponse()
         return Answer(response.status, response.read())
     finally:
         connection.close()
+
+
+def _page_key() -> str:
+    """ "" where there is none. Raises Failure for what can be none, without showing it."""
+    key = os.environ.get(PAGE_KEY_VARIABLE, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise Failure(f"{PAGE_KEY_VARIABLE} holds no key", code="INVALID_ARGUMENT")
+    return key
 
 
 def _problem(answer: Answer) -> str:

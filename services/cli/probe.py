@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from services.cli.failures import Failure
+from services.runtime.startup import MAX_PORT
 
 TIMEOUT_S = 3.0
 MAX_ANSWER_BYTES = 1 << 20
@@ -21,6 +22,7 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _GOAWAY = 0, 1, 3, 4, 7
 _END_STREAM, _END_HEADERS = 1, 4
 _STREAM = 1
+_SEVEN_BITS = 0x7F
 # A gRPC message: not compressed, its length, HealthCheckResponse(status=SERVING).
 _SERVING = b"\x00\x00\x00\x00\x02\x08\x01"
 
@@ -64,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
                 problem = _ask_grpc(connection, target, secure=arguments.tls_dir is not None)
     except OSError as error:  # a time-out too
         raise Failure(f"{target.address}: {error.strerror or error}") from None
+    except UnicodeError:  # a label of a name is too long, or empty
+        raise Failure(f"{target.address}: no such host") from None
     if problem:
         raise Failure(f"{target.address} {problem}")
     return 0
@@ -73,7 +77,8 @@ def _target(text: str) -> Target:
     place, slash, path = text.removeprefix("http://").partition("/")
     host, _, port = place.rpartition(":")
     is_url = text.startswith("http://")
-    if not (host and port.isascii() and port.isdecimal()) or (slash and not is_url):
+    is_port = port.isascii() and port.isdecimal() and int(port[:6]) <= MAX_PORT
+    if not (host and is_port) or (slash and not is_url):
         raise argparse.ArgumentTypeError(f"must be HOST:PORT or an http:// URL; got {text!r}")
     return Target(host.strip("[]"), int(port), f"/{path}" if is_url else None)
 
@@ -149,6 +154,12 @@ def _headers(authority: str, *, secure: bool) -> bytes:
 
 
 def _string(text: str) -> bytes:
+    """Its length in seven bits; of a longer one, what is beyond them behind, seven at a time."""
     data = text.encode()
-    assert len(data) < 0x7F, "longer ones are encoded otherwise"
-    return bytes((len(data),)) + data
+    if len(data) < _SEVEN_BITS:
+        return bytes((len(data),)) + data
+    length, beyond = bytearray((_SEVEN_BITS,)), len(data) - _SEVEN_BITS
+    while beyond > _SEVEN_BITS:
+        length.append(beyond & _SEVEN_BITS | 0x80)
+        beyond >>= 7
+    return bytes((*length, beyond)) + data

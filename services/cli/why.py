@@ -10,6 +10,7 @@ from typing import Any
 
 from services.cli import rpc
 from services.cli.observer import ask
+from services.cli.plain import plain, quoted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def show(found: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
+    return map(plain, _lines(found))
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     cause = found["cause"].replace("_", " ")
     yield f"{found['trace_id']}: {cause}"
     yield f"  {found['summary']}"
@@ -81,9 +86,9 @@ def _difference(difference: Mapping[str, Any], num_tokens: int) -> Iterator[str]
         f" {nearest}"
     )
     if "here" in difference:
-        yield f"    both   ...{_shown(difference['before'])}"
-        yield f"    here   {_shown(difference['here'])}..."
-        yield f"    there  {_shown(difference['there'])}..."
+        yield f"    both   ...{quoted(difference['before'])}"
+        yield f"    here   {quoted(difference['here'])}..."
+        yield f"    there  {quoted(difference['there'])}..."
 
 
 def _change(change: Mapping[str, Any]) -> Iterator[str]:
@@ -94,9 +99,9 @@ def _change(change: Mapping[str, Any]) -> Iterator[str]:
         f" {change['agreed_tokens_behind']} tokens behind it are the same"
     )
     if "text" in change:
-        yield f"    here   {_shown(change['text'])}"
+        yield f"    here   {quoted(change['text'])}"
         for text in change["others"]:
-            yield f"    others {_shown(text)}"
+            yield f"    others {quoted(text)}"
 
 
 def place(found: Mapping[str, Any]) -> str:
@@ -108,8 +113,3 @@ def place(found: Mapping[str, Any]) -> str:
         text = f"characters {found['character']} to {found['end_character']}"
     message = "" if found["message"] is None else f", message {found['message']} ({found['role']})"
     return f"{message}, {text}"
-
-
-def _shown(text: str) -> str:
-    """On one line, and nothing in it moves the cursor."""
-    return json.dumps(text, ensure_ascii=False)

@@ -33,37 +33,43 @@ class Answers:
     def __init__(self, books: Books) -> None:
         self._books = books
         self._one_at_a_time = asyncio.Lock()
+        self._saving = asyncio.Lock()
         self._spelling: Spelling | None = None
         self._spelling_tried = False
         self._doctor = _Remembered(DOCTOR_AGE_S)
-        self._hygiene = _Remembered(HYGIENE_AGE_S)
+        # By whether it shows text: what could be shown a moment ago may not be shown now.
+        self._hygiene = {shows: _Remembered(HYGIENE_AGE_S) for shows in (False, True)}
 
     async def why(self, trace_id: str) -> dict[str, Any]:
         """Raises UnknownTrace."""
-        window, prompts = self._books.window(), self._books.prompts.snapshot()
-        show_text = self._books.shows_text
+        async with self._one_at_a_time:
+            # Not before: each that waits would hold all that was known when it came.
+            window, prompts = self._books.window(), self._books.prompts.snapshot()
+            show_text = self._books.shows_text
 
-        def explain() -> dict[str, Any]:
-            return why.explain(
-                trace_id, window, prompts, spelling=self._load_spelling(), show_text=show_text
-            )
+            def explain() -> dict[str, Any]:
+                return why.explain(
+                    trace_id, window, prompts, spelling=self._load_spelling(), show_text=show_text
+                )
 
-        return await self._work_out(explain)
+            return await asyncio.to_thread(explain)
 
     async def hygiene(self) -> dict[str, Any]:
-        return await self._hygiene.get(self._report_hygiene)
+        show_text = self._books.shows_text
+        return await self._hygiene[show_text].get(lambda: self._report_hygiene(show_text))
 
     async def doctor(self) -> dict[str, Any]:
         return await self._doctor.get(self._diagnose)
 
     async def saved_window(self) -> bytes:
         """As `firsttoken doctor FILE` reads it."""
-        window, clues = await self._known()
-        return await self._work_out(lambda: b"".join(saved.dump(window, clues)))
+        async with self._saving:
+            window, clues = await self._known()
+            return await self._work_out(lambda: b"".join(saved.dump(window, clues)))
 
-    async def _report_hygiene(self) -> dict[str, Any]:
+    async def _report_hygiene(self, show_text: bool) -> dict[str, Any]:
         window, prompts = self._books.window(), self._books.prompts.snapshot()
-        show_text, cache_blocks = self._books.shows_text, self._books.cache_blocks
+        cache_blocks = self._books.cache_blocks
 
         def report() -> dict[str, Any]:
             return hygiene.report(

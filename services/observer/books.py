@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -138,7 +139,8 @@ class Books:
         self, teller: Teller, name: str, labels: Labels, value: float, now_unix_s: float
     ) -> None:
         reading = Reading(now_unix_s, teller.member_id, teller.service, name, labels, value)
-        self.readings.add(reading)
+        if math.isfinite(value):  # nothing can be worked out with others
+            self.readings.add(reading)
         self.metrics.hear(reading)
 
     def _hear_prompt(self, told: observer_pb2.Prompt, now_unix_s: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Callable, Collection
 from typing import TypeAlias
 
@@ -13,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.core.tenants import hash_key
+from services.runtime.tls import is_loopback
 
 # Scripts and styles of its own, and nothing from anywhere else; nobody frames it.
 HEADERS = {
@@ -23,6 +23,8 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
+# Where the page of another site asks, browsers say so. Following a link is something else.
+_FOREIGN = ("cross-site", "same-site")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 # The hashes of the keys that open the page; none: it is open.
@@ -33,7 +35,7 @@ def guarded(app: ASGIApp, key_hashes: KeyHashes, *, host: str) -> ASGIApp:
     """`host`: where it listens. On a loopback address no other name is answered: a page from
     elsewhere could have its own name lead here, and read what it says.
     """
-    names = {*_LOOPBACK, host} if host in _LOOPBACK else None
+    names = {*_LOOPBACK, host.lower()} if is_loopback(host) else None
     extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,6 +49,10 @@ def guarded(app: ASGIApp, key_hashes: KeyHashes, *, host: str) -> ASGIApp:
         answer = app
         if names is not None and _name(headers.get("host", "")) not in names:
             answer = _refusal(421, "ask for it by localhost or its address")
+        elif headers.get("sec-fetch-site") in _FOREIGN and (
+            headers.get("sec-fetch-mode") != "navigate"
+        ):
+            answer = _refusal(403, "not for pages of other sites")
         elif hashes and hash_key(_key(headers.get("authorization", ""))) not in hashes:
             asking = {"www-authenticate": 'Basic realm="firsttoken", charset="UTF-8"'}
             answer = _refusal(401, "a key is needed (observer.key_hashes)", asking)
@@ -75,6 +81,6 @@ def _key(authorization: str) -> str:
         return ""
     try:
         decoded = base64.b64decode(value, validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # no ASCII, no base64, no UTF-8
         return ""
     return decoded.partition(":")[2]

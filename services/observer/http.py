@@ -19,11 +19,13 @@ from services.observer.answers import Answers
 from services.observer.books import Books
 from services.observer.exposition import render
 from services.observer.guard import guarded
+from services.observer.model import Request
 from services.observer.state import make_state
 from services.observer.why import UnknownTrace
 
 PAGE = Path(__file__).parent / "page"
-DEFAULT_LIMIT, MAX_LIMIT = 50, 500
+DEFAULT_LIMIT, MAX_LIMIT, MAX_LIMIT_DIGITS = 50, 500, 9
+NOT_KEPT = "no request with this trace id is kept"
 
 
 class BadQuery(Exception):
@@ -40,8 +42,12 @@ class Api:
         return as_json(make_state(self._books.window(), findings, self._books.history))
 
     async def why(self, request: HttpRequest) -> Response:
+        """Of the one that had most to compute, or whose outermost span is `span`."""
+        span_id = request.query_params.get("span")
+        if span_id and not self._asked_for(request):
+            return _not_found(NOT_KEPT)
         try:
-            return as_json(await self._answers.why(request.path_params["trace_id"]))
+            return as_json(await self._answers.why(span_id or request.path_params["trace_id"]))
         except UnknownTrace as error:
             return _not_found(str(error))
 
@@ -74,12 +80,15 @@ class Api:
 
     async def trace(self, request: HttpRequest) -> Response:
         """The last of the trace, or the one whose outermost span is `span`."""
-        found = self._books.requests.of_trace(request.path_params["trace_id"])
-        if span_id := request.query_params.get("span"):
-            found = [each for each in found if each.hops[0].span_id == span_id]
+        found = self._asked_for(request)
         if not found:
-            return _not_found("no request with this trace id is kept")
+            return _not_found(NOT_KEPT)
         return as_json(rows.describe_trace(found[-1]))
+
+    def _asked_for(self, request: HttpRequest) -> list[Request]:
+        found = self._books.requests.of_trace(request.path_params["trace_id"])
+        span_id = request.query_params.get("span")
+        return [each for each in found if not span_id or each.hops[0].span_id == span_id]
 
 
 def make_app(books: Books, answers: Answers | None = None, *, host: str = "") -> ASGIApp:
@@ -109,7 +118,8 @@ def as_json(value: Any, status: int = 200) -> Response:
 
 def _limit(request: HttpRequest) -> int:
     text = request.query_params.get("limit", str(DEFAULT_LIMIT))
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_LIMIT):
+    is_number = text.isascii() and text.isdecimal() and len(text) <= MAX_LIMIT_DIGITS
+    if not (is_number and 1 <= int(text) <= MAX_LIMIT):
         raise BadQuery(f"limit must be in [1, {MAX_LIMIT}]; got {text[:20]!r}")
     return int(text)
 

@@ -24,8 +24,9 @@ _TIME_STAMP = re.compile(
 )
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _NUMBER = re.compile(r"\d+(\.\d+)?")
-# Letters and digits, mixed as nobody writes them.
-_RANDOM = re.compile(r"(?=[A-Za-z_-]*\d)(?=[\d_-]*[A-Za-z])[A-Za-z0-9_-]{8,}")
+# Letters and digits, mixed as nobody writes them. Looked for at the beginning of each run alone:
+# from each of its characters on, a long run of dashes would hold the interpreter for seconds.
+_RANDOM = re.compile(r"(?<![A-Za-z0-9_-])(?=[A-Za-z_-]*\d)(?=[\d_-]*[A-Za-z])[A-Za-z0-9_-]{8,}")
 _DAY_S = 86_400.0
 # A stamp of now, in s, ms, µs or ns.
 _EPOCH_UNITS = (1.0, 1e3, 1e6, 1e9)

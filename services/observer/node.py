@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import uuid
 from contextlib import AsyncExitStack
@@ -26,6 +27,8 @@ from services.runtime.tls import Tls
 TICK_S = 0.25
 # Its streams are held open by others for as long as they live.
 STOP_GRACE_S = 0.3
+
+logger = logging.getLogger(__name__)
 
 
 class ObserverNode(Resource):
@@ -111,7 +114,10 @@ class ObserverNode(Resource):
     async def _keep_ticking(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._books.tick()
+            try:
+                self._books.tick()
+            except Exception:  # a defect: without a clock, all that is heard would stay for ever
+                logger.exception("what was heard could not be taken together")
 
     def _member(self) -> control_pb2.Member:
         return control_pb2.Member(

@@ -100,7 +100,11 @@ class OtlpMetrics:
             data = to_otlp(families, self._member_id, self._began_unix_ns, now_ns)
             return self._exporter.export(data)
 
-        result = await asyncio.to_thread(export)
+        try:
+            result = await asyncio.to_thread(export)
+        except Exception:  # what OTLP has no form for, such as a count beyond 63 bits
+            logger.exception("metrics could not be written as OTLP")
+            return
         failed = result is not MetricExportResult.SUCCESS
         if failed and not self._failed:
             logger.warning("metrics are not exported: %s does not take them", self._endpoint)

@@ -19,6 +19,8 @@ GRACE_S = 2.0
 ORPHANED_S = 900.0
 MAX_TRACES = 20_000
 MAX_HOPS = 256
+# Nothing that is counted comes near it, and sums of many still fit what JSON takes.
+MAX_NUMBER = 1e12
 
 
 class Settled(NamedTuple):
@@ -126,7 +128,7 @@ class _Attributes:
 
     def maybe_number(self, name: str) -> float | None:
         value = self._merged.get(name)
-        return value if isinstance(value, float | int) else None
+        return value if isinstance(value, float | int) and abs(value) <= MAX_NUMBER else None
 
     def flag(self, name: str) -> bool:
         return self._merged.get(name) is True

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from services.core.config import declared, defaults
 from services.core.errors import InvalidArgument
 from services.core.ledger import Segment
 from services.observer.doctor.finding import Clues, VolatileSpan
@@ -154,11 +155,23 @@ def _header(fields: Mapping[str, Any], place: str) -> dict[str, Any]:
     names = ("begin_unix_s", "end_unix_s", "num_dropped", "config")
     try:
         read = {name: _value(hints[name], _taken(fields, name, ""), name) for name in names}
+        read["config"] = _settings(read["config"])
     except _Bad as bad:
         raise InvalidArgument.of(f"{place}: {bad.path}", bad.problem) from None
     if read["end_unix_s"] < read["begin_unix_s"]:
         raise InvalidArgument.of(f"{place}: end_unix_s", "must not be before begin_unix_s")
     return read
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are known are of their kind: rules compute with them."""
+    known = defaults()
+    return {
+        key: _scalar(type(known[declared(key)]), value, f"config.{key}")
+        if declared(key) in known
+        else value
+        for key, value in config.items()
+    }
 
 
 # --- values of the model, by their annotations
@@ -249,5 +262,8 @@ def _one_of(names: Iterable[str], value: object) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        return "what is nested too deeply"
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import re
 from typing import NamedTuple
 
 from services.core.tokens import TokenArray
@@ -27,6 +28,14 @@ OPENERS = {
 # After the role: up to its end, all before a message's own text.
 _AFTER_ROLE = ("<|end_header_id|>", "<|header_end|>", "<|message|>")
 MAX_ROLE_TOKENS = 12
+# Those that templates know. A caller may write anything there, and that is text of a prompt.
+ROLES = frozenset(
+    (
+        *("system", "developer", "user", "assistant", "model"),
+        *("tool", "tools", "function", "functions", "ipython"),
+    )
+)
+OTHER_ROLE = "other"
 
 
 class Message(NamedTuple):
@@ -101,10 +110,17 @@ class Spelling:
             if int(token_ids[place]) in self._after_role:
                 # Llama's templates leave two newlines behind it.
                 behind = self.text(token_ids[place + 1 : place + 3])
-                return Message(spelled, start, place + 1, 2 if behind.startswith("\n\n") else 0)
+                skipped = 2 if behind.startswith("\n\n") else 0
+                return Message(_role(spelled), start, place + 1, skipped)
             piece = self.text(token_ids[place : place + 1])
             name, newline, _ = piece.partition("\n")
             spelled += name
             if newline:
-                return Message(spelled, start, place, len(name) + 1)
-        return Message(spelled, start, min(start + 1, len(token_ids)), 0)
+                return Message(_role(spelled), start, place, len(name) + 1)
+        return Message(_role(spelled), start, min(start + 1, len(token_ids)), 0)
+
+
+def _role(spelled: str) -> str:
+    """Its first word: templates may put more behind it."""
+    match = re.match("[a-z]*", spelled)
+    return match[0] if match is not None and match[0] in ROLES else OTHER_ROLE

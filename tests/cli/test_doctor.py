@@ -15,6 +15,7 @@ from firsttoken.client import MeshClient
 from services.cli import effects
 from services.cli.doctor_replay import NO_RECORD, expect
 from services.cli.main import main
+from services.core.errors import InvalidArgument
 from services.observer.doctor import examine
 from services.observer.effects import Effects
 from services.observer.saved import dump
@@ -72,6 +73,20 @@ def test_a_bad_file_is_refused_with_its_place(
     assert "No such file" in capsys.readouterr().err
 
 
+def test_a_file_cannot_move_the_cursor(
+    tmp_path: Path, blind: Seen, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(saved(tmp_path, blind))
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'"trace_id":"', b'"trace_id":"\\u001b[2J'))
+    assert main(["doctor", str(path)]) == 1
+    path.write_bytes(data.replace(b'"hidden_s":{}', b'"hidden_s":{"\\u009b2J":""}'))
+    assert main(["doctor", str(path)]) == 2
+    told = capsys.readouterr()
+    assert "traces: \\x1b[2J" in told.out
+    assert "hidden_s.\\x9b2J" in told.err
+
+
 def test_without_a_mesh_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--control", "127.0.0.1:1"]) == 2
     assert "no control service at 127.0.0.1:1" in capsys.readouterr().err
@@ -93,6 +108,20 @@ def test_a_record_says_what_the_change_would_bring(tmp_path: Path, blind: Seen) 
     nothing, note = expect(diagnosis.findings, {"router.record_decisions": "/no/such"}, None)
     assert nothing == [None for _ in diagnosis.findings]
     assert note == NO_RECORD
+
+
+def test_a_record_that_nobody_named_is_not_needed(tmp_path: Path, blind: Seen) -> None:
+    findings = examine(blind.window, blind.clues).findings
+    other = tmp_path / "**[a].log"
+    other.write_text("hello")
+    expected, note = expect(findings, {"router.record_decisions": str(other)}, None)
+    assert expected == [None for _ in findings]
+    assert f"{other} is no record that can be replayed" in note
+    (tmp_path / "a.log").write_text("of somebody else")
+    other.unlink()
+    assert expect(findings, {"router.record_decisions": str(other)}, None).note == NO_RECORD
+    with pytest.raises(InvalidArgument):
+        expect(findings, {}, tmp_path / "a.log")
 
 
 def test_effects_are_shown_for_people() -> None:

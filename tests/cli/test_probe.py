@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -90,7 +91,36 @@ async def test_a_url_is_well_when_it_answers_2xx(answer: bytes, problem: str) ->
     assert said == (f"{address} {problem}" if problem else "")
 
 
-@pytest.mark.parametrize("target", ["", "host", "host:", ":1", "host:1/path", "https://host:1/"])
+async def test_a_host_may_have_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = socket.create_connection
+    async with MeshServer("127.0.0.1:0", service_names=[]) as server:
+        await server.set_serving(True)
+        port = server.address.rpartition(":")[2]
+        # As if such a name led there.
+        monkeypatch.setattr(
+            socket,
+            "create_connection",
+            lambda address, timeout: connect(("127.0.0.1", address[1]), timeout),
+        )
+        for length in (126, 127, 128, 253, 254, 255, 300):
+            assert await ask(f"{'a.' * 150}"[-(length - len(port) - 1) :] + f":{port}") == ""
+    monkeypatch.undo()
+    assert "no such host" in await ask(f"{'a' * 64}.example:1")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "",
+        "host",
+        "host:",
+        ":1",
+        "host:1/path",
+        "https://host:1/",
+        "host:65536",
+        "host:" + "9" * 5000,
+    ],
+)
 def test_a_target_is_an_address_or_a_url(target: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="must be HOST:PORT or an http:// URL"):
         probe._target(target)

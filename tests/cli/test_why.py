@@ -93,7 +93,7 @@ async def test_a_mesh_without_an_observer_says_so() -> None:
 def stamped(num_requests: int) -> Traffic:
     traffic = Traffic()
     for number in range(num_requests):
-        traffic.ask(chat(f"Now: 11:{20 + number}:{50 - 3 * number}. {RULES}", "go on\x1b[2J"))
+        traffic.ask(chat(f"Now: 11:{20 + number}:{50 - 3 * number}. {RULES}", "go on\x1b[2J\x9b2J"))
     return traffic
 
 
@@ -108,7 +108,13 @@ def test_people_read_the_cause_first_and_no_text_moves_their_cursor() -> None:
         "  a time stamp in message 0 (system), characters 5 to 13 is different"
     )
     assert any(line.startswith('    here   "11:27:29"') for line in lines)
-    assert "\x1b" not in "\n".join(lines)
+    assert all(line.isprintable() for line in lines)
+    named = {
+        **found,
+        "summary": "tenant \x1b[2J",
+        "also": [{"summary": "\x9b2J", "lost_tokens": 1}],
+    }
+    assert all(line.isprintable() for line in why.show(named))
 
 
 def test_every_cause_can_be_shown() -> None:

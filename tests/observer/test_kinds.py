@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 import uuid
 
 import pytest
@@ -57,3 +58,11 @@ def test_random_uuids_have_their_name_wherever_they_begin_to_differ() -> None:
         for seed in range(1, 9)
     ]
     assert name_form(sights("id: ", "\n", *values)).kind is Kind.UUID
+
+
+def test_no_text_takes_long() -> None:
+    runs = [f"{number}" + 60_000 * "-" for number in range(3)]
+    began_s = time.monotonic()
+
+    assert name_form(sights("a ", " b", *runs)).kind is Kind.TEXT
+    assert time.monotonic() - began_s < 5

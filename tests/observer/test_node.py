@@ -109,7 +109,9 @@ async def test_what_is_not_there_or_cannot_be_is_said() -> None:
     async with observing() as observed:
         assert "error" in await observed.get("/api/requests/0123", 404)
         assert "error" in await observed.get("/api/why/0123456789", 404)
-        assert "limit" in (await observed.get("/api/requests?limit=x", 400))["error"]
+        for limit in ("x", "0", "501", "9" * 5000):
+            said = await observed.get(f"/api/requests?limit={limit}", 400)
+            assert "limit" in said["error"]
         assert (await observed.http.get("/api/nothing")).status_code == 404
         assert (await observed.http.get("/../settings.py")).status_code == 404
 
@@ -166,8 +168,8 @@ async def test_each_field_of_a_hop_is_checked() -> None:
         3: ["zz"],
         4: [4],
         6: ["soon", None, []],
-        7: ["late"],
-        8: ["late"],
+        7: ["late", 1e300],
+        8: ["late", -1e300],
         9: [[["nowhere", 0, 1]], [["queue", 0]], 7],
         10: [[["queue", "x"]], 7],
         11: [[[1, 2]]],
@@ -184,6 +186,26 @@ async def test_each_field_of_a_hop_is_checked() -> None:
                 assert "hops_json: " in await refusal(observed, bad_hop), (place, value)
         observed.books.check_integrity()
         assert len(observed.books.requests) == 0
+
+
+async def test_a_defect_in_one_trace_does_not_stop_the_clock(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with observing() as observed:
+        tick, failed = observed.books.tick, asyncio.Event()
+
+        def fail_once() -> None:
+            if not failed.is_set():
+                failed.set()
+                raise RuntimeError("a defect")
+            tick()
+
+        monkeypatch.setattr(observed.books, "tick", fail_once)
+        await asyncio.wait_for(failed.wait(), 20)
+        await observed.tell(message(told()))
+        await eventually(lambda: len(observed.books.requests) == 1)
+
+    assert "could not be taken together" in caplog.text
 
 
 async def test_spans_of_slow_and_failed_requests_are_exported_whatever_the_head_chose() -> None:
@@ -274,8 +296,9 @@ async def test_the_page_opens_for_those_who_have_a_key() -> None:
             assert (await observed.http.get(path)).status_code == 401
         for wrong in (("", "x"), ("x", hash_key(key)), (key, "")):
             assert (await observed.http.get("/", auth=wrong)).status_code == 401
-        for header in ("Bearer", "Basic ???", "Basic /w==", f"Digest {key}"):
-            answer = await observed.http.get("/", headers={"authorization": header})
+        for header in ("Bearer", "Basic ???", "Basic /w==", "Basic \xe9", f"Digest {key}"):
+            headers = [(b"authorization", header.encode("latin-1"))]
+            answer = await observed.http.get("/", headers=headers)
             assert answer.status_code == 401
         assert (await observed.http.get("/", auth=("anybody", key))).status_code == 200
         bearer = {"authorization": f"Bearer {key}"}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,7 +9,7 @@ from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metric
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 
 from services.core.metrics import Metric
-from services.observer.metrics import Metrics
+from services.observer.metrics import Metrics, Sender
 from services.observer.model import Reading
 from services.observer.otlp_metrics import OtlpMetrics
 from services.runtime.server import MeshServer
@@ -78,6 +79,24 @@ async def test_metrics_are_exported_under_the_process_that_told_them() -> None:
         0.08: 1,
         0.5: 1,
     }
+
+
+async def test_a_number_that_otlp_cannot_say_does_not_end_the_exports() -> None:
+    metrics, worker = Metrics(), Sender("worker", "worker-1")
+    metrics.hear(Reading(NOW_S, "worker-1", "worker", "firsttoken.test.level", (), 3.0))
+    metrics.set_dropped(worker, 2**64 - 1)
+    async with collecting() as collector:
+        exporter = OtlpMetrics(
+            collector.endpoint,
+            member_id="observer-1",
+            read=lambda: metrics.families(NOW_S),
+            interval_s=0.02,
+        )
+        async with exporter:
+            await asyncio.sleep(0.1)
+            metrics.set_dropped(worker, 7)
+            await eventually(lambda: collector.num_exports > 1)
+            metrics.set_dropped(worker, 2**64 - 1)  # and leaving does not fail
 
 
 async def test_a_dead_collector_holds_nobody_up() -> None:

@@ -225,6 +225,10 @@ def test_of_a_trace_with_several_requests_the_one_that_is_meant_is_shown() -> No
         shown = client.get(f"/api/requests/{first.trace_id}?span={span_id}").json()
         assert shown["span_id"] == span_id
         assert shown["prompt_tokens"] == each.prompt_tokens
+        explained = client.get(f"/api/why/{first.trace_id}?span={span_id}").json()
+        assert explained["prompt_tokens"] == each.prompt_tokens
+    other = "0" * 31 + "1"
+    assert client.get(f"/api/why/{other}?span={span_id}").status_code == 404
     assert client.get(f"/api/requests/{first.trace_id}").status_code == 200
     assert client.get(f"/api/requests/{first.trace_id}?span=0").status_code == 404
 

@@ -101,6 +101,14 @@ def test_attributes_of_other_kinds_than_expected_count_as_missing() -> None:
     assert (request.tenant, request.prompt_tokens, request.handed_off) == ("", 0, False)
 
 
+@pytest.mark.parametrize("number", [1e300, -1e300, 2**64 - 1])
+def test_a_number_that_nobody_counts_up_to_counts_as_missing(number: float) -> None:
+    wrong = {names.INPUT_TOKENS: number, names.PREDICTED_TOKENS: number, names.TPOT_MS: number}
+    [request] = assemble([hop(1, None, "router.generate", attributes=wrong)])
+
+    assert (request.prompt_tokens, request.predicted_tokens, request.tpot_s) == (0, None, None)
+
+
 def test_a_client_may_put_several_requests_into_one_trace() -> None:
     other = hop(9, 77, "router.generate", arrived_unix_s=0.5)
 

@@ -92,6 +92,11 @@ def changed(place: int, /, **fields: Any) -> list[bytes]:
         (1, {"format": 2}, "line 1: format: this firsttoken reads format 1; the file has 2"),
         (1, {"end_unix_s": 0.0}, "line 1: end_unix_s: must not be before"),
         (1, {"config": []}, "line 1: config: must be an object; got []"),
+        (
+            1,
+            {"config": {"worker.num_slots": "8"}},
+            "line 1: config.worker.num_slots: must be a whole number; got '8'",
+        ),
         (3, {"kind": "plan"}, "line 3: kind: must be one of request, reading"),
         (3, {"number": "3"}, "line 3: number: must be a whole number; got '3'"),
         (3, {"changes": {"a": [1]}}, "line 3: changes.a: must have 2 items; got [1]"),
@@ -116,6 +121,8 @@ def test_what_is_no_window_is_refused() -> None:
     assert "line 1: is no JSON object" in problem([b"[]"])
     assert "line 1: kind" in problem([b"{}"])
     assert "line 2: is no JSON" in problem([lines()[0], b'{"kind": "req'])
+    deep = b'{"kind": ' + 1000 * b"[" + 1000 * b"]" + b"}"
+    assert "line 2: kind: must be one of request" in problem([lines()[0], deep])
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.observer.why import UnknownTrace, explain
-from tests.observer.chats import chat, prose, spelling
+from tests.observer.chats import chat, prose, spelling, text
 from tests.observer.traffic import Traffic
 
 RULES = prose(1, 300)
@@ -55,6 +55,18 @@ def test_text_is_not_told_unless_it_may_be() -> None:
     assert "hello" not in told
     assert "policy" not in told
     assert "changing_text" in told
+
+
+def test_a_role_that_a_caller_made_up_is_text_of_his() -> None:
+    opener = text("<|im_start|>")
+    traffic = Traffic()
+    for number in range(4):
+        made_up = [*opener, *text(f"my secret {30 + number}:15 {prose(2, 9)}"), *chat(RULES, "go")]
+        trace_id = traffic.ask(made_up)
+    told = why(traffic, trace_id, show_text=False)
+
+    assert told["difference"]["role"] == "other"
+    assert "secret" not in json.dumps(told)
 
 
 @pytest.mark.parametrize(

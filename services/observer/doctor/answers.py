@@ -81,7 +81,8 @@ def speculation_does_not_pay(facts: Facts) -> Finding | Undecided | None:
     paced = np.array([each.tpot_s is not None for each in facts.requests])
     tpot_s = facts.column(each.tpot_s or 0.0 for each in facts.requests)
     with_it, without = tpot_s[paced & (drafted > 0)], tpot_s[paced & (drafted == 0)]
-    compared = min(with_it.size, without.size) >= MIN_ANSWERS
+    # Tokens that come all at once have no pace.
+    compared = min(with_it.size, without.size) >= MIN_ANSWERS and quantile(without, 0.5) > 0
     gain = 1 - quantile(with_it, 0.5) / quantile(without, 0.5) if compared else None
     if gain is None and share >= MIN_ACCEPTED:
         needs = f"{MIN_ANSWERS} answers without speculation to compare with"

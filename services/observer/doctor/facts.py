@@ -120,7 +120,8 @@ class Facts:
 
     @property
     def mean_ttft_s(self) -> float:
-        return mean(self.ttft_s)
+        """Above 0, since shares are of it: a file may say that no first token took any time."""
+        return max(mean(self.ttft_s), 1e-9)
 
     @property
     def prefill_s(self) -> Floats:

@@ -45,7 +45,7 @@ def loop_lag(facts: Facts) -> Finding | Undecided | None:
             " is blocked by what should not run on it, or its machine is too busy."
         ),
         explains_s=explains_s,
-        share=min(1.0, explains_s / facts.mean_ttft_s) if facts.mean_ttft_s else 1.0,
+        share=min(1.0, explains_s / facts.mean_ttft_s),
         evidence=(
             Evidence("loop lag, P99", ms(lag_s), at_least(ms(LATE_LOOP_S))),
             Evidence("mean TTFT that no engine and no queue took", ms(mean(outside_s))),

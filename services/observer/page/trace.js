@@ -40,10 +40,9 @@ export class Trace {
     if (!this.dialog.open) this.dialog.showModal();
     byId("trace-title").focus();
     history.replaceState(null, "", `#${address}`);
-    const [request, why] = await Promise.all([
-      get(`api/requests/${encodeURIComponent(id)}?span=${encodeURIComponent(span)}`),
-      get(`api/why/${encodeURIComponent(id)}`),
-    ]);
+    const request = await ask("requests", id, span);
+    // Of the one that is shown, whichever that is where the trace has several.
+    const why = request.answer && (await ask("why", id, request.answer.span_id));
     if (this.address !== address) return;
     if (request.problem) byId("trace-body").replaceChildren(h("p", {}, request.problem));
     else this.show(request.answer, why);
@@ -62,8 +61,9 @@ export class Trace {
   }
 }
 
-async function get(path) {
+async function ask(what, id, span) {
   try {
+    const path = `api/${what}/${encodeURIComponent(id)}?span=${encodeURIComponent(span)}`;
     const response = await fetch(path, {
       cache: "no-store",
       signal: AbortSignal.timeout(TIMEOUT_MS),

@@ -140,6 +140,19 @@ def test_speculation_that_pays_or_cannot_be_judged_is_not() -> None:
     assert "to compare with" in undecided(window)[Cause.SPECULATION_DOES_NOT_PAY]
 
 
+def test_answers_without_a_pace_are_nothing_to_compare_with() -> None:
+    drafted = some(60, drafted_tokens=100, accepted_tokens=80)
+    window = a_window([*drafted, *some(30, tpot_s=0.0)])
+    assert "to compare with" in undecided(window)[Cause.SPECULATION_DOES_NOT_PAY]
+
+
+def test_a_window_in_which_nothing_took_time_is_judged_too() -> None:
+    requests = some(ttft_s=0.0, spent_s={Segment.PREFILL: 0.3}, cached_tokens=0)
+    lost = {each.trace_id: 100 for each in requests}
+    clues = Clues(spans=(), evicted_tokens=lost, recomputed_tokens=lost)
+    assert Cause.KV_CACHE_TOO_SMALL in causes(a_window(requests), clues)
+
+
 def drifting(lengthened: float, *, prompts: float = 1.0, key: str = "worker.kv_type") -> Window:
     chance = random.Random(1)
     requests = []
