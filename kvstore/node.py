@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from firsttoken.control.v1 import control_pb2
 from firsttoken.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from kvstore.memory_tier import MemoryTier
+from kvstore.metrics import METRICS, read
 from kvstore.redis_tier import RedisTier
 from kvstore.service import KvStoreServicer
 from kvstore.store import KvStore
@@ -19,6 +20,7 @@ from services.core.config import Snapshot
 from services.core.settings import KvStoreSettings
 from services.runtime.logs import event
 from services.runtime.membership import ControlClient
+from services.runtime.reporter import Reporter
 from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
 from services.runtime.sharing import MemoryServer
@@ -53,9 +55,14 @@ class KvStoreNode(Resource):
         control = await stack.enter_async_context(
             ControlClient(self._control_address, self._member(), tls=self._tls)
         )
+        reporter = await stack.enter_async_context(
+            Reporter(service="kvstore", member_id=self.id, tls=self._tls)
+        )
+        reporter.follow(control)
         settings = control.snapshot.config.kvstore
         tier2 = RedisTier(settings) if settings.redis_url else None
         self.store = await stack.enter_async_context(KvStore(_memory_tier(settings), tier2))
+        reporter.watch(METRICS, lambda: read(self.store))
         memory = await stack.enter_async_context(MemoryServer(self.store.tier1.arena.fd))
         server = MeshServer(self._listen, service_names=[SERVICE_NAME], tls=self._tls)
         kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server(

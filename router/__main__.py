@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return RouterNode(
             control=options.control,
             listen=options.listen,
-            tls=options.open_tls(*filter(None, [parsed.operator_listen])),
+            tls=options.open_tls(parsed.operator_listen),
             mtls_listen=parsed.mtls_listen,
             operator_listen=parsed.operator_listen,
         )

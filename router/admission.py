@@ -127,6 +127,13 @@ class AdmissionQueue(Generic[Item]):
         return len(self._interactive) + len(self._batch)
 
     @property
+    def num_waiting_by_class(self) -> dict[RequestClass, int]:
+        return {
+            RequestClass.INTERACTIVE: len(self._interactive),
+            RequestClass.BATCH: len(self._batch),
+        }
+
+    @property
     def num_pending(self) -> int:
         return len(self._preparing) + self.num_waiting
 

@@ -38,6 +38,8 @@ class Grant(NamedTuple):
     granted_s: float
     # The configuration under which the worker was chosen.
     generation: int
+    # Requests that waited already when it got in line.
+    queue_position: int = 0
     # What is known from now on of the workers; none where nobody asks.
     errands: tuple[Errand, ...] = ()
     clock: Callable[[], float] = time.monotonic
@@ -98,6 +100,8 @@ class Grant(NamedTuple):
 class Waiter(NamedTuple):
     prompt: Prompt
     grant: asyncio.Future[Grant]
+    # Requests that waited already.
+    position: int
 
 
 Place: TypeAlias = Ticket[Waiter]
@@ -128,6 +132,10 @@ class Dispatcher:
     @property
     def num_waiting(self) -> int:
         return self._queue.num_waiting
+
+    @property
+    def num_waiting_by_class(self) -> dict[RequestClass, int]:
+        return self._queue.num_waiting_by_class
 
     @property
     def num_pending(self) -> int:
@@ -201,7 +209,8 @@ class Dispatcher:
     async def wait_for_worker(self, place: Place, prompt: Prompt) -> Grant:
         """Raises Unavailable when no worker has been there for router.worker_wait_s."""
         grant: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        self._queue.join(place, Waiter(prompt, grant), self._clock())
+        waiter = Waiter(prompt, grant, self._queue.num_waiting)
+        self._queue.join(place, waiter, self._clock())
         self._turn()
         try:
             return await grant
@@ -255,14 +264,15 @@ class Dispatcher:
             if not candidates:
                 return
             granted_s = self._clock()
-            prompt, grant = self._queue.grant(place, now_s)
-            if grant.done():  # its request was cancelled, and has not run to its end yet
+            waiter = self._queue.grant(place, now_s)
+            if waiter.grant.done():  # its request was cancelled, and has not run to its end yet
                 continue
-            grant.set_result(self._assign(candidates, prompt, granted_s, now_s))
+            waiter.grant.set_result(self._assign(candidates, waiter, granted_s, now_s))
 
     def _assign(
-        self, candidates: list[Worker], prompt: Prompt, granted_s: float, now_s: float
+        self, candidates: list[Worker], waiter: Waiter, granted_s: float, now_s: float
     ) -> Grant:
+        prompt = waiter.prompt
         choice = self._strategy.choose(candidates, prompt, now_s)
         slot = self._fleet.take(choice.worker, prompt.num_tokens)
         prefill = self._prefill_choice.choose(
@@ -272,7 +282,10 @@ class Dispatcher:
         if prefill is not None:
             prefill_slot = self._prefill_fleet.take(prefill.worker, prompt.num_tokens)
         errands = self._begin(choice, prefill, prompt, now_s)
-        return Grant(slot, choice, prefill_slot, granted_s, self._generation, errands, self._clock)
+        return Grant(
+            *(slot, choice, prefill_slot, granted_s, self._generation, waiter.position),
+            *(errands, self._clock),
+        )
 
     def _begin(
         self, choice: Choice, prefill: Choice | None, prompt: Prompt, now_s: float

@@ -22,14 +22,21 @@ from router.peers import Hop, PeerLost
 from router.prompt import Prompt
 from router.replay import Told, replay
 from router.workers import WorkerCall, is_finished, make_request, next_message, open_call
+from services.core import attributes as names
 from services.core.errors import MeshError, Unavailable
 from services.core.ledger import Ledger, Segment
 from services.core.tokens import BYTES_PER_TOKEN
 from services.runtime.delays import inject
 from services.runtime.identity import caller
 from services.runtime.interceptor import Context
-from services.runtime.protocol import ledger_to_proto, spend_callee
+from services.runtime.protocol import (
+    ledger_to_proto,
+    spend_callee,
+    spend_failed_call,
+    tell_ledger,
+)
 from services.runtime.telemetry import TraceContext
+from services.runtime.timing import spending
 
 
 class NotTaken(Exception):
@@ -57,7 +64,7 @@ class Journey:
         self._config = mesh.snapshot.config
         self._delay_ms = self._config.debug.delay_ms
         self._caller = TraceContext.from_metadata(context.invocation_metadata())
-        sampled = mesh.tracing.decide(self._caller, self._config.telemetry.sample_ratio)
+        sampled = mesh.reporter.decide(self._caller, self._config.telemetry.sample_ratio)
         self._trace = self._caller.child(sampled=sampled)
         self._delivery = Delivery(context, max_unread_bytes=self._config.router.max_unread_bytes)
         self._tenant = caller()
@@ -71,32 +78,53 @@ class Journey:
             await self._answer()
         except MeshError as failure:
             error, code = failure.message, failure.reason
+            self._tell_ledger()
             raise
         except grpc.aio.AioRpcError as failure:
             code = failure.code().name
             error = failure.details() or code
+            self._tell_ledger()
             raise
         except asyncio.CancelledError:
             error, code = "the client is gone, or its deadline has passed", "CANCELLED"
+            self._tell_ledger()  # the client may still hear of router.max_deadline_s
+            raise
+        except Exception:  # a defect; the client hears no more of it
+            error, code = "internal error", "INTERNAL"
+            self._tell_ledger()
             raise
         finally:
             self._record(error, code)
 
+    def _tell_ledger(self) -> None:
+        self._ledger.mark_failure(time.monotonic())
+        tell_ledger(self._context, self._ledger)
+
     async def _answer(self) -> None:
-        checked = check_request(
-            self._request,
-            self._context.invocation_metadata(),
-            self._mesh.bounds(),
-            self._tenant,
-        )
+        with spending(self._ledger, Segment.PREPROCESS, since_s=self._ledger.arrived_s):
+            checked = check_request(
+                self._request,
+                self._context.invocation_metadata(),
+                self._mesh.bounds(),
+                self._tenant,
+            )
+            await inject(self._delay_ms.router_check)
+        checked_s = time.monotonic()
         self._outcome.tenant = checked.tenant
         self._outcome.request_class = checked.request_class.value
         # The worker's slot is free when the worker is, however slowly the client reads.
         async with self._delivery:
-            with self._enter(checked) as place:
-                prompt = self._outcome.prompt = await self._preprocess(checked)
-                await inject(self._delay_ms.router_unowned)
-                await self._generate(place, prompt, checked.tenant)
+            try:
+                with spending(self._ledger, Segment.QUEUE, since_s=checked_s):
+                    place = self._enter(checked)
+                with place:
+                    prompt = self._outcome.prompt = await self._preprocess(checked)
+                    await inject(self._delay_ms.router_unowned)
+                    await self._generate(place, prompt, checked.tenant)
+            except Exception:
+                # What is cleaned up from here on is on the way back.
+                self._ledger.mark_failure(time.monotonic())
+                raise
 
     def _enter(self, checked: Checked) -> Place:
         remaining_s = self._context.time_remaining()
@@ -108,6 +136,21 @@ class Journey:
         )
 
     async def _preprocess(self, checked: Checked) -> Prompt:
+        began_s = time.monotonic()
+        encoded = await self._mesh.tokenizers.encode(
+            self._encode_request(checked),
+            self._hop(self._delay_ms.router_to_tokenizer),
+            self._ledger,
+            began_s=began_s,
+            wait_s=self._config.router.worker_wait_s,
+        )
+        with spending(self._ledger, Segment.PREPROCESS):
+            num_tokens = len(encoded.token_ids) // BYTES_PER_TOKEN
+            check_length(checked.field, num_tokens, self._mesh.bounds().max_context_tokens)
+            head = text_head(self._request, self._config.router.prefix_length_bytes)
+            return Prompt(encoded.token_ids, encoded.prefix_keys, encoded.block_tokens, head)
+
+    def _encode_request(self, checked: Checked) -> tokenizer_pb2.EncodeRequest:
         request = tokenizer_pb2.EncodeRequest(
             model=self._request.model,
             tenant=checked.cache_tenant,
@@ -120,20 +163,12 @@ class Journey:
                 request.chat.CopyFrom(self._request.chat)
             case _:
                 request.token_ids = self._request.token_ids
-        encoded = await self._mesh.tokenizers.encode(
-            request,
-            self._hop(self._delay_ms.router_to_tokenizer),
-            self._ledger,
-            wait_s=self._config.router.worker_wait_s,
-        )
-        num_tokens = len(encoded.token_ids) // BYTES_PER_TOKEN
-        check_length(checked.field, num_tokens, self._mesh.bounds().max_context_tokens)
-        head = text_head(self._request, self._config.router.prefix_length_bytes)
-        return Prompt(encoded.token_ids, encoded.prefix_keys, encoded.block_tokens, head)
+        return request
 
     async def _generate(self, place: Place, prompt: Prompt, tenant: str) -> None:
         """At one worker, or at several after each other when the one that answers dies."""
-        request = make_request(self._request, prompt, tenant)
+        with spending(self._ledger, Segment.ROUTE):
+            request = make_request(self._request, prompt, tenant)
         ledger = self._ledger
         while True:
             try:
@@ -157,14 +192,14 @@ class Journey:
         waiting_s = time.monotonic()
         await inject(self._delay_ms.router_queue)
         for attempt in itertools.count(1):
-            with await self._mesh.dispatcher.wait_for_worker(place, prompt) as grant:
-                ledger.record(Segment.QUEUE, waiting_s, grant.granted_s)
+            with await self._wait_for_worker(place, prompt, ledger, waiting_s) as grant:
                 await inject(self._delay_ms.router_route)
                 called_s = time.monotonic()
                 ledger.record(Segment.ROUTE, grant.granted_s, called_s)
                 self._outcome.choose(grant, self._mesh.snapshot.config.router.routing_strategy)
                 if not self._delivery.messages:
                     self._outcome.num_attempts = attempt
+                request.before.CopyFrom(ledger_to_proto(ledger))
                 try:
                     await self._call_worker(grant, request, called_s)
                     return
@@ -173,6 +208,17 @@ class Journey:
                     ledger.record(Segment.ROUTE, called_s, waiting_s)
                     if attempt >= self._config.router.max_attempts:
                         raise
+
+    async def _wait_for_worker(
+        self, place: Place, prompt: Prompt, ledger: Ledger, waiting_s: float
+    ) -> Grant:
+        end_s: float | None = None
+        try:
+            grant = await self._mesh.dispatcher.wait_for_worker(place, prompt)
+            end_s = grant.granted_s
+            return grant
+        finally:
+            ledger.record(Segment.QUEUE, waiting_s, end_s or time.monotonic())
 
     async def _call_worker(
         self, grant: Grant, request: worker_pb2.GenerateRequest, called_s: float
@@ -184,10 +230,17 @@ class Journey:
         call = open_call(self._mesh.channels.get(worker.address), request, hop)
         try:
             message = await self._first_message(call, grant)
-            seen_s = time.monotonic() - called_s
+            now_s = time.monotonic()
+            self._ledger.mark_first_token(now_s)
+            await inject(self._delay_ms.router_to_client)
             self._mesh.dispatcher.answered(grant.slot.worker)
             grant.first_token()
-            await self._forward(call, message, grant, seen_s)
+            await self._forward(call, message, grant, now_s - called_s)
+        except grpc.aio.AioRpcError as error:
+            # Once there is a first token, it is too late for the ledger.
+            if self._ledger.first_token_s is None:
+                spend_failed_call(self._ledger, error, seen_s=time.monotonic() - called_s)
+            raise
         finally:
             call.cancel()
 
@@ -213,7 +266,6 @@ class Journey:
 
     async def _forward(self, call: WorkerCall, message: bytes, grant: Grant, seen_s: float) -> None:
         """Everything as it comes; the last message with this router's part added."""
-        self._ledger.mark_first_token(time.monotonic())
         while not is_finished(message):
             self._delivery.send(message)
             message = await self._following_message(call, grant)
@@ -292,21 +344,31 @@ class Journey:
 
     def _record(self, error: str, code: str) -> None:
         self._mesh.record(self._outcome, self._ledger, code)
-        tracing = self._mesh.tracing
-        if not tracing.enabled:
+        reporter = self._mesh.reporter
+        if not reporter.enabled:
             return
-        tracing.record_request(
+        reporter.record_request(
             "router.generate",
             self._trace,
             self._caller.span_id,
             self._ledger,
             {
-                "gen_ai.request.model": self._mesh.roster.model,
-                "firsttoken.generation": self._mesh.snapshot.generation,
-                **self._outcome.attributes(),
+                names.MODEL: self._mesh.roster.model,
+                names.GENERATION: self._mesh.snapshot.generation,
+                **({names.ERROR_TYPE: code} if code else {}),
+                **self._outcome.attributes(self._ledger),
             },
             error=error,
         )
+        if self._outcome.prompt.num_tokens:
+            told = self._mesh.telling.message(
+                self._outcome.prompt,
+                trace_id=self._trace.trace_id,
+                span_id=self._trace.span_id,
+                tenant=self._outcome.tenant,
+                now_s=time.monotonic(),
+            )
+            reporter.prompt(told)
 
 
 def _worker_died(told: Told, why_it_ends: str) -> Unavailable:

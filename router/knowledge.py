@@ -8,7 +8,7 @@ once: confirmed by the worker's report, withdrawn when the request fails, or run
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from statistics import median_low
 from typing import NamedTuple
@@ -101,6 +101,10 @@ class Knowledge:
     @property
     def num_live_feeds(self) -> int:
         return sum(view.feed.is_live for view in self._by_id.values())
+
+    @property
+    def store_bits(self) -> Iterator[int]:
+        return (view.bit for view in self._stores.values())
 
     @property
     def typical_token_s(self) -> float:

@@ -83,7 +83,14 @@ class KvAware:
             works_s[place],
             costs_s[place],
             considered,
+            self._best_elsewhere(candidates[place], blocks) * prompt.block_tokens,
         )
+
+    def _best_elsewhere(self, chosen: Worker, blocks: Mapping[int, int]) -> int:
+        """Blocks at the one worker of all others that has most, a candidate or not."""
+        knowledge = self._knowledge
+        nobody = {knowledge.views[chosen].bit, *knowledge.store_bits}
+        return max((num for bit, num in blocks.items() if bit not in nobody), default=0)
 
     def _works_s(
         self, candidates: Sequence[Worker], prompt: Prompt, blocks: Mapping[int, int]

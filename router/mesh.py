@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from firsttoken.control.v1 import control_pb2
 from router.checks import Bounds
@@ -14,6 +14,7 @@ from router.outcome import Outcome
 from router.recording import Recorder
 from router.reports import Tier
 from router.roster import Roster, Store, Tokenizer, read_members
+from router.telling import Telling
 from router.tokenizers import Tokenizers
 from router.watching import Holder, Watching
 from services.core.config import Snapshot
@@ -21,25 +22,26 @@ from services.core.ledger import Ledger
 from services.core.tenants import Tenant, Tenants
 from services.runtime.channels import Channels
 from services.runtime.identity import CallBounds
-from services.runtime.telemetry import Tracing
+from services.runtime.reporter import Reporter
 
 
 class Mesh:
     """Configuration and membership, each swapped whole when control pushes another."""
 
     def __init__(
-        self, snapshot: Snapshot, channels: Channels, tracing: Tracing, *, router_id: str = ""
+        self, snapshot: Snapshot, channels: Channels, reporter: Reporter, *, router_id: str = ""
     ) -> None:
         self.snapshot = snapshot
         self.tenants = Tenants(snapshot.config)
         self.limits = TenantLimits(snapshot.config.tenants, time.monotonic())
         self.channels = channels
-        self.tracing = tracing
+        self.reporter = reporter
         self.dispatcher = Dispatcher(snapshot)
         # To be entered by whoever makes this.
         self.watching = Watching(self.dispatcher, channels)
         self.recorder = Recorder(router_id)
         self.recorder.configure(snapshot)
+        self.telling = Telling()
         self.tokenizers = Tokenizers(channels)
         self.roster = Roster("", (), ())
         # Ids and addresses of those to whom a channel may be open.
@@ -53,7 +55,10 @@ class Mesh:
         self.recorder.configure(snapshot)
         self._watch()
 
-    def update_members(self, members: Iterable[control_pb2.Member]) -> None:
+    def update_members(self, members: Sequence[control_pb2.Member]) -> None:
+        self.telling.update_observers(
+            member.id for member in members if member.role == control_pb2.MEMBER_ROLE_OBSERVER
+        )
         self.roster = read_members(members)
         self.tokenizers.update(self.roster.tokenizers)
         self.dispatcher.update_workers(self.roster.workers)

@@ -14,10 +14,10 @@ from router.service import SERVICE_NAME, InferenceService
 from services.runtime.channels import Channels
 from services.runtime.identity import CallerInterceptor
 from services.runtime.membership import ControlClient
+from services.runtime.reporter import Reporter
 from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
 from services.runtime.startup import parse_listen
-from services.runtime.telemetry import Tracing, export_metrics
 from services.runtime.tls import Tls
 
 
@@ -56,26 +56,14 @@ class RouterNode(Resource):
         control = await stack.enter_async_context(
             ControlClient(self._control, self._member(), tls=self._tls)
         )
-        tracing = await stack.enter_async_context(
-            Tracing(
-                control.snapshot.config.telemetry.otlp_endpoint,
-                service="router",
-                member_id=self.id,
-            )
+        reporter = await stack.enter_async_context(
+            Reporter(service="router", member_id=self.id, tls=self._tls)
         )
         channels = await stack.enter_async_context(Channels(self._tls))
-        self._mesh = Mesh(control.snapshot, channels, tracing, router_id=self.id)
+        self._mesh = Mesh(control.snapshot, channels, reporter, router_id=self.id)
         stack.push_async_callback(self._mesh.close)
         await stack.enter_async_context(self._mesh.watching)
-        await stack.enter_async_context(
-            export_metrics(
-                control.snapshot.config.telemetry.otlp_endpoint,
-                service="router",
-                member_id=self.id,
-                metrics=operators.METRICS.values(),
-                read=lambda: operators.read_metrics(self._mesh),
-            )
-        )
+        reporter.watch(operators.METRICS, lambda: operators.read_metrics(self._mesh))
         operator_server = MeshServer(
             self._operator_listen, service_names=[operators.SERVICE_NAME], tls=self._tls
         )
@@ -97,6 +85,7 @@ class RouterNode(Resource):
         InferenceService(self._mesh).add_to(server.server)
         control.on_config(self._mesh.configure)
         control.on_members(self._mesh.update_members)
+        reporter.follow(control)
         await stack.enter_async_context(server)
         await server.set_serving(True)
         self.address = server.address

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from firsttoken.router.v1 import router_pb2, router_pb2_grpc
 from router.mesh import Mesh
+from services.core.metrics import LEAK, Metric, Sample
 from services.runtime.interceptor import Context
-from services.runtime.telemetry import Metric
 
 SERVICE_NAME = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 
@@ -62,13 +63,22 @@ def read_stats(mesh: Mesh) -> Stats:
     )
 
 
-# What each field of Stats is called and counts, for collectors.
-METRICS = {
+_WAITING = Metric(
+    "firsttoken.router.requests.waiting", "{request}", "Requests that wait for a worker.", False
+)
+_PREPARING = Metric(
+    "firsttoken.router.requests.preparing",
+    "{request}",
+    "Requests let in whose prompt is being encoded.",
+    False,
+)
+_AT_WORKER = Metric(
+    "firsttoken.router.worker.in_flight", "{request}", "Requests at each worker.", False
+)
+# What each field of Stats is called and counts, for the observer.
+_OF_STATS = {
     "num_in_flight": Metric(
         "firsttoken.router.requests.in_flight", "{request}", "Requests at workers.", False
-    ),
-    "num_waiting": Metric(
-        "firsttoken.router.requests.waiting", "{request}", "Requests that wait for a worker.", False
     ),
     "num_decisions": Metric(
         "firsttoken.router.decisions",
@@ -118,11 +128,26 @@ METRICS = {
         "firsttoken.router.record.dropped", "{decision}", "Decisions not recorded.", True
     ),
 }
+METRICS = (*_OF_STATS.values(), _WAITING, _PREPARING, _AT_WORKER, LEAK)
 
 
-def read_metrics(mesh: Mesh) -> dict[str, float]:
-    stats = read_stats(mesh)._asdict()
-    return {metric.name: stats[field] for field, metric in METRICS.items()}
+def read_metrics(mesh: Mesh) -> Iterator[Sample]:
+    stats, dispatcher = read_stats(mesh)._asdict(), mesh.dispatcher
+    for field, metric in _OF_STATS.items():
+        yield Sample(metric.name, stats[field])
+    for request_class, count in dispatcher.num_waiting_by_class.items():
+        yield Sample(_WAITING.name, count, (("request_class", request_class.value),))
+    yield Sample(_PREPARING.name, dispatcher.num_pending - dispatcher.num_waiting)
+    workers = (*dispatcher.workers, *dispatcher.prefill_workers)
+    for worker in workers:
+        yield Sample(_AT_WORKER.name, worker.in_flight, (("worker", worker.announced.id),))
+    held = {
+        "slots": sum(worker.in_flight for worker in workers),
+        "places": dispatcher.num_pending,
+        "errands": dispatcher.knowledge.num_errands,
+    }
+    for what, count in held.items():
+        yield Sample(LEAK.name, 0 if mesh.limits.num_running else count, (("what", what),))
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):

@@ -6,6 +6,7 @@ from firsttoken.common.v1 import common_pb2
 from router.decisions import Decision
 from router.dispatch import Grant
 from router.prompt import Choice, Prompt
+from services.core import attributes as names
 from services.core.ledger import Ledger, Segment
 from services.runtime.telemetry import Attributes
 
@@ -29,6 +30,7 @@ class Outcome:
         self.choice: Choice | None = None
         self._strategy = ""
         self._generation = 0
+        self._queue_position = 0
         self._usage: common_pb2.Usage | None = None
         self._finished_s = 0.0
 
@@ -41,6 +43,7 @@ class Outcome:
         self.choice = grant.choice
         self._strategy = strategy
         self._generation = grant.generation
+        self._queue_position = grant.queue_position
 
     def finish(self, usage: common_pb2.Usage, now_s: float) -> None:
         self._usage = usage
@@ -55,34 +58,47 @@ class Outcome:
             reason=self.choice.reason,
         )
 
-    def attributes(self) -> Attributes:
+    def attributes(self, ledger: Ledger) -> Attributes:
         """Of the request's span."""
         found: dict[str, str | bool | int | float] = {
-            "firsttoken.tenant": self.tenant,
-            "firsttoken.worker_id": self.worker_id,
-            "firsttoken.attempts": self.num_attempts,
-            "firsttoken.migrations": self.num_migrations,
+            names.TENANT: self.tenant,
+            names.REQUEST_CLASS: self.request_class,
+            names.WORKER_ID: self.worker_id,
+            names.ATTEMPTS: self.num_attempts,
+            names.MIGRATIONS: self.num_migrations,
+            names.INPUT_TOKENS: self.prompt.num_tokens,
         }
         if self.choice is not None:
             found |= {
-                "firsttoken.routing.strategy": self._strategy,
-                "firsttoken.routing.candidates": self.choice.num_candidates,
-                "firsttoken.routing.reason": self.choice.reason,
+                # Later ones had no part in its time to the first token.
+                names.GENERATION: self._generation,
+                names.QUEUE_POSITION: self._queue_position,
+                names.STRATEGY: self._strategy,
+                names.CANDIDATES: self.choice.num_candidates,
+                names.ROUTING_REASON: self.choice.reason,
             }
             if self.choice.predicted_tokens is not None:
-                found["firsttoken.routing.predicted_cached_tokens"] = self.choice.predicted_tokens
-                found["firsttoken.routing.cost_s"] = self.choice.cost_s
+                found[names.PREDICTED_TOKENS] = self.choice.predicted_tokens
+                found[names.BEST_ELSEWHERE_TOKENS] = self.choice.best_elsewhere_tokens
+                found[names.ROUTING_COST_S] = self.choice.cost_s
         if self._usage is not None:
-            found["firsttoken.routing.actual_cached_tokens"] = self._usage.cached_tokens
+            found[names.OUTPUT_TOKENS] = self._usage.completion_tokens
+            found[names.CACHED_TOKENS] = self._usage.cached_tokens
+            found[names.ACTUAL_TOKENS] = self._usage.cached_tokens
+            found[names.EVALUATED_TOKENS] = self._usage.evaluated_prompt_tokens
+        if (tpot_s := self._tpot_s(ledger)) is not None:
+            found[names.TPOT_MS] = tpot_s * 1e3
         return found
+
+    def _tpot_s(self, ledger: Ledger) -> float | None:
+        num_after = self._usage.completion_tokens - 1 if self._usage else 0
+        if ledger.first_token_s is None or num_after <= 0:
+            return None
+        return (self._finished_s - ledger.first_token_s) / num_after
 
     def decision(self, ledger: Ledger, *, strategy: str, generation: int, error: str) -> Decision:
         """`strategy` and `generation`: now, for a request that no worker was chosen for."""
         usage = self._usage
-        num_after = usage.completion_tokens - 1 if usage else 0
-        tpot_s = None
-        if ledger.first_token_s is not None and num_after > 0:
-            tpot_s = (self._finished_s - ledger.first_token_s) / num_after
         return Decision(
             arrived_s=ledger.arrived_s,
             prefix_keys=self.prompt.prefix_keys,
@@ -98,7 +114,7 @@ class Outcome:
             migrations=self.num_migrations,
             queue_s=ledger.spent_s(Segment.QUEUE),
             ttft_s=None if ledger.first_token_s is None else ledger.total_s,
-            tpot_s=tpot_s,
+            tpot_s=self._tpot_s(ledger),
             cached_tokens=usage.cached_tokens if usage else None,
             evaluated_tokens=usage.evaluated_prompt_tokens if usage else None,
             prefill_s=ledger.spent_s(Segment.PREFILL) if usage else None,

@@ -50,3 +50,5 @@ class Choice(NamedTuple):
     cost_s: float = 0.0
     # All candidates, where decisions are recorded.
     considered: tuple[Considered, ...] = ()
+    # The most of the prompt that another worker is expected to have.
+    best_elsewhere_tokens: int = 0

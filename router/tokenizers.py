@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import time
 
+import grpc
+
 from firsttoken.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from router.peers import Hop, PeerLost, answer_of
 from router.roster import Tokenizer
@@ -13,6 +15,7 @@ from services.core.errors import Unavailable
 from services.core.ledger import Ledger, Segment
 from services.runtime.channels import Channels
 from services.runtime.delays import inject
+from services.runtime.protocol import spend_failed_call
 
 # When all have failed and none has come since, ask them again.
 RETRY_S = 0.2
@@ -34,10 +37,18 @@ class Tokenizers:
             self._changed = asyncio.Event()
 
     async def encode(
-        self, request: tokenizer_pb2.EncodeRequest, hop: Hop, ledger: Ledger, *, wait_s: float
+        self,
+        request: tokenizer_pb2.EncodeRequest,
+        hop: Hop,
+        ledger: Ledger,
+        *,
+        began_s: float,
+        wait_s: float,
     ) -> tokenizer_pb2.EncodeResponse:
-        """Raises Unavailable when none has answered for `wait_s`."""
-        started_s = time.monotonic()
+        """Raises Unavailable when none has answered for `wait_s`, from `began_s` on.
+
+        Until the one is called that answers, all time is preprocess.
+        """
         problem = "none is ready"
         while True:
             for tokenizer in self._in_turn():
@@ -47,13 +58,18 @@ class Tokenizers:
                 except PeerLost as lost:
                     problem = f"{tokenizer.id}: {lost}"
                     continue
+                except grpc.aio.AioRpcError as error:
+                    ledger.spend(Segment.PREPROCESS, called_s - began_s)
+                    spend_failed_call(ledger, error, seen_s=time.monotonic() - called_s)
+                    raise
                 seen_s = time.monotonic() - called_s
-                lost_s = called_s - started_s
+                lost_s = called_s - began_s
                 ledger.spend(Segment.PREPROCESS, lost_s + response.encode_ms / 1000)
                 ledger.spend(Segment.TRANSFER, seen_s - response.total_ms / 1000)
                 return response
-            left_s = started_s + wait_s - time.monotonic()
+            left_s = began_s + wait_s - time.monotonic()
             if left_s <= 0:
+                ledger.spend(Segment.PREPROCESS, time.monotonic() - began_s)
                 raise Unavailable(
                     f"no tokenizer answered for {wait_s:g} s (router.worker_wait_s): {problem}",
                     reason="NO_TOKENIZER",

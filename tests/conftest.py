@@ -13,6 +13,7 @@ from kvstore.node import KvStoreNode
 from router.node import RouterNode
 from services.control.node import ControlNode
 from services.core.settings import MeshConfig
+from services.observer.node import ObserverNode
 from services.runtime.tls import CA_FILE, Tls
 from services.tokenizer.node import TokenizerNode
 from tests.tokenizers import qwen3_folder, tekken_file
@@ -34,6 +35,7 @@ class Mesh(NamedTuple):
     client: MeshClient
     # None unless asked for.
     kvstore: KvStoreNode | None
+    observer: ObserverNode | None
 
 
 MeshFactory: TypeAlias = Callable[..., AbstractAsyncContextManager[Mesh]]
@@ -46,11 +48,15 @@ async def run_mesh(
     num_workers: int = 1,
     num_prefill_workers: int = 0,
     with_kvstore: bool = False,
+    with_observer: bool = False,
     tls: Tls | None = None,
 ) -> AsyncIterator[Mesh]:
     async with AsyncExitStack() as stack:
         control = await stack.enter_async_context(ControlNode(config=config, tls=tls))
         joined: dict[str, Any] = {"control": control.address, "tls": tls}
+        observer = ObserverNode(**joined) if with_observer else None
+        if observer is not None:
+            await stack.enter_async_context(observer)
         tokenizer = await stack.enter_async_context(TokenizerNode(**joined))
         kvstore = KvStoreNode(**joined) if with_kvstore else None
         if kvstore is not None:
@@ -66,7 +72,7 @@ async def run_mesh(
         router = await stack.enter_async_context(RouterNode(**joined))
         ca_file = tls.directory / CA_FILE if tls else None
         client = await stack.enter_async_context(MeshClient(router.address, ca_file=ca_file))
-        yield Mesh(control, tokenizer, tuple(workers), router, client, kvstore)
+        yield Mesh(control, tokenizer, tuple(workers), router, client, kvstore, observer)
 
 
 @pytest.fixture(scope="session")

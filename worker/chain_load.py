@@ -73,6 +73,8 @@ class ChainLoad:
         # Blocks from the front without a gap that are staged, or beyond.
         self._num_front = 0
         self._computing = False
+        # When the request had its slot, and from when on the engine computed.
+        self._slot_s = self._computing_s = math.inf
         self.plans: list[Plan] = []
         # That the store said it had, and the worker had not.
         self.num_missing = 0
@@ -88,6 +90,16 @@ class ChainLoad:
     def load_s(self) -> float:
         """Until the last block was staged; 0 without one."""
         return self._reader.staged_s - self._began_s if self.num_loaded else 0.0
+
+    @property
+    def prefetch_s(self) -> float:
+        """Of that, while the request queued."""
+        return min(self.load_s, max(0.0, self._slot_s - self._began_s))
+
+    @property
+    def overlap_s(self) -> float:
+        """Of that, while it had its slot and the engine computed."""
+        return max(0.0, self.load_s - (max(self._slot_s, self._computing_s) - self._began_s))
 
     async def run(self) -> None:
         watcher = asyncio.create_task(self._watch_start(), name="wait for a slot")
@@ -116,6 +128,7 @@ class ChainLoad:
     async def _watch_start(self) -> None:
         with contextlib.suppress(MeshError):
             await self._stream.started()
+            self._slot_s = time.monotonic()
             self._reader.started()
             if not self._computing:
                 self._deadline.hold()
@@ -129,6 +142,7 @@ class ChainLoad:
         """Do not hold the engine any longer."""
         if not self._computing:
             self._computing = True
+            self._computing_s = time.monotonic()
             self._stream.compute()
             self._deadline.be_patient(math.inf)
 

@@ -13,10 +13,12 @@ import sys
 import time
 
 from services.core import config as mesh_config
+from services.core.ledger import Segment
 from services.core.settings import DelaySettings, MeshConfig
 from services.runtime.allocator import keep_freed_memory
 from services.runtime.startup import StartupError
 from worker.arena import ArenaLayout, BlockArena
+from worker.bubbles import LEAST_GAP_S, Gap, judge
 from worker.engines import open_engine
 from worker.engines.contract import Engine, EngineFailure
 from worker.link import CoreLink, LinkClosed
@@ -28,7 +30,6 @@ from worker.messages import (
     Failed,
     Fetch,
     FirstToken,
-    FirstTokenTimes,
     FreeOutbox,
     LoadingEnded,
     MoreCredit,
@@ -44,7 +45,7 @@ from worker.messages import (
 from worker.outbox import Outbox
 from worker.pool import BlockPool
 from worker.prefix_cache import PrefixCache, TokenNames
-from worker.reports import Counters, PendingReport
+from worker.reports import Counters, PendingReport, first_token_times
 from worker.sampling import Row, Sampled, sample
 from worker.scheduler import Scheduler, StepBudget
 from worker.sequence import Sequence
@@ -115,11 +116,12 @@ class EngineCore:
                 case Compute() | LoadingEnded() | FirstToken() | MoreCredit():
                     sequence = self._scheduler.find(command.request_id)
                     if sequence is not None:
-                        if isinstance(command, Compute):
-                            _count_hold(sequence)
                         if isinstance(command, LoadingEnded):
                             self._transfers.give_up(sequence)
+                        was_held = sequence.held
                         sequence.advise(command)
+                        if was_held and not sequence.held:
+                            sequence.wait(time.monotonic())
                 case Fetch():
                     sequence = self._scheduler.find(command.request_id)
                     if sequence is not None and sequence.started:
@@ -150,6 +152,7 @@ class EngineCore:
     def _start(self, sequence: Sequence) -> None:
         """Bring in what is cached of it, again where more has come since."""
         began_s, num_cached = time.monotonic(), sequence.num_cached
+        sequence.phases.enter(Segment.KV_LOAD, began_s)
         blocks = self._cache.bring_in(sequence)
         if blocks:
             self._engine.append_blocks(sequence.slot, blocks)
@@ -157,10 +160,11 @@ class EngineCore:
         if not sequence.started:
             sequence.started_s = began_s
             _delay(self._delay_ms.worker_kv_load)
-            self._pending.started.append(Started(sequence.request_id, len(blocks)))
-        sequence.kv_load_s += time.monotonic() - began_s
+            phases = tuple(sequence.phases.until(time.monotonic()))
+            self._pending.started.append(Started(sequence.request_id, len(blocks), phases))
         # Of the blocks that came while it waited, the pool may have got some meanwhile.
         self._drop_passed(sequence)
+        sequence.wait(time.monotonic())
         self._join(sequence)
 
     def _join_all(self) -> None:
@@ -180,11 +184,12 @@ class EngineCore:
         if run and (complete or sequence.flush or not waits):
             self._append(sequence, run)
         if sequence.held and complete and (sequence.prefilling or sequence.has_first_token):
-            _count_hold(sequence)
             sequence.held = False
+            sequence.wait(time.monotonic())
+            sequence.end_if_answering(time.monotonic())
 
     def _append(self, sequence: Sequence, run: list[StagedBlock]) -> None:
-        began_s = time.monotonic()
+        sequence.phases.enter(Segment.KV_LOAD, time.monotonic())
         token_bytes = self._info.token_bytes
         views = [
             self._arena.inbox[block.inbox_slot][: block.num_tokens * token_bytes] for block in run
@@ -196,7 +201,7 @@ class EngineCore:
             sequence.num_cached += block.num_tokens
         self._pending.inbox_freed += [block.inbox_slot for block in run]
         self._drop_passed(sequence)
-        sequence.kv_load_s += time.monotonic() - began_s
+        sequence.wait(time.monotonic())
 
     def _drop_passed(self, sequence: Sequence) -> None:
         """Staged blocks whose tokens are in the slot already."""
@@ -206,9 +211,21 @@ class EngineCore:
 
     def _begin(self, kinds: Kinds) -> None:
         planned = self._scheduler.plan(self._start, decodes=kinds.decodes, prompts=kinds.prompts)
-        if any(item.sequence.prefilling and item.work.wants_logits for item in planned):
+        prompts = [item for item in planned if item.sequence.prefilling]
+        began_s = time.monotonic()
+        for item in prompts:
+            item.sequence.phases.enter(Segment.PREFILL, began_s)
+            item.sequence.batch_size = item.sequence.batch_size or len(planned)
+        if any(item.work.wants_logits for item in prompts):
             _delay(self._delay_ms.worker_prefill)
-        self._steps.begin(kinds, planned)
+        gap = self._steps.begin(kinds, planned)
+        if gap is not None and gap.duration_s >= LEAST_GAP_S:
+            self._charge(gap)
+
+    def _charge(self, gap: Gap) -> None:
+        for bubble in judge(gap, self._scheduler.everyone()):
+            self._counters.add_bubble(bubble)
+            self._pending.bubbles.append(bubble)
 
     def _end(self, step: Ended) -> None:
         """Count what went through the engine, and take its answers."""
@@ -224,9 +241,15 @@ class EngineCore:
             if prefilling:
                 sequence.num_evaluated += len(work.tokens)
                 self._drop_passed(sequence)
+                if not work.wants_logits:
+                    sequence.phases.enter(Segment.PREFILL_QUEUE, step.ended_s)
+                    _delay(self._delay_ms.worker_between_steps)
+                    sequence.end_if_answering(time.monotonic())
             if prefilling and (sequence.loading or sequence.for_another):
                 self._pending.progress.append(Progress(sequence.request_id, sequence.num_computed))
         answering = [item.sequence for item in step.planned if item.work.wants_logits]
+        if any(not each.has_first_token for each in answering):
+            _delay(self._delay_ms.worker_sampling)
         rows = [Row(each.submit.sampling, each.submit.token_ids, each.answer) for each in answering]
         for sequence, sampled in zip(answering, sample(step.logits, rows), strict=True):
             self._accept(sequence, sampled, step)
@@ -234,16 +257,7 @@ class EngineCore:
     def _accept(self, sequence: Sequence, sampled: Sampled, step: Ended) -> None:
         first = None
         if not sequence.has_first_token:
-            now_s = time.monotonic()
-            first = FirstTokenTimes(
-                prefill_queue_s=sequence.started_s - sequence.submit.submitted_s,
-                kv_load_s=sequence.kv_load_s,
-                prefill_s=now_s - sequence.started_s - sequence.kv_load_s,
-                evaluated_s=step.ended_s,
-                sampled_s=now_s,
-                cached_tokens=sequence.num_cached,
-                evaluated_prompt_tokens=sequence.num_evaluated,
-            )
+            first = first_token_times(sequence, step.ended_s, time.monotonic())
         finish = sequence.finish_after(sampled.token_id, self._info)
         sequence.answer.append(sampled.token_id)
         sequence.finished = bool(finish) or sequence.for_another
@@ -260,6 +274,8 @@ class EngineCore:
 
     def _publish(self) -> None:
         events = self._pool.take_events()
+        if self._pending.tokens:
+            _delay(self._delay_ms.worker_from_core)
         report = self._pending.take(events, self._load())
         if report is not None:
             self._link.send(report)
@@ -271,11 +287,8 @@ class EngineCore:
         """
         running = self._scheduler.running()
         for sequence in running:
-            if not sequence.for_another:
-                continue
-            for exported in self._outbox.export(sequence):
-                self._pending.exported += exported
-                self._publish()  # another worker waits for it; what is kept is for later
+            if sequence.for_another:
+                self._export(sequence)
         for sequence in running:
             self._keep(sequence)
         ended = [each for each in running if self._is_over(each)]
@@ -283,6 +296,18 @@ class EngineCore:
             self._release(sequence)
         self._publish()
         return bool(ended)
+
+    def _export(self, sequence: Sequence) -> None:
+        if not self._outbox.num_due(sequence):
+            return
+        is_idle = not self._steps.holds(sequence)
+        if is_idle:
+            sequence.phases.enter(Segment.TRANSFER, time.monotonic())
+        for exported in self._outbox.export(sequence):
+            self._pending.exported += exported
+            self._publish()  # another worker waits for it; what is kept is for later
+        if is_idle:
+            sequence.wait(time.monotonic())
 
     def _is_over(self, sequence: Sequence) -> bool:
         if sequence.cancelled:
@@ -325,12 +350,6 @@ class EngineCore:
             num_outbox_blocks=self._outbox.num_used,
             prefill_tokens_per_s=self._budget.prefill_tokens_per_s,
         )
-
-
-def _count_hold(sequence: Sequence) -> None:
-    """All this time it waited for KV, or KV was brought in."""
-    if sequence.held and sequence.started:
-        sequence.kv_load_s = time.monotonic() - sequence.started_s
 
 
 def _delay(delay_ms: float) -> None:

@@ -24,6 +24,7 @@ from typing import Self
 from services.core import config as mesh_config
 from services.core.config import Snapshot
 from services.core.errors import Overloaded, Unavailable
+from services.core.ledger import Segment
 from services.core.settings import MeshConfig
 from services.runtime.startup import StartupError
 from worker.arena import BlockArena, new_memory
@@ -71,6 +72,7 @@ class EngineFront:
         self._settings = _settings(config)
         self._on_core: Callable[[bool], None] = lambda up: None
         self._on_stored: list[Callable[[list[StoredBlock]], None]] = []
+        self._on_bubble: Callable[[str, float], None] = lambda stage, duration_s: None
         self._memory_fd = new_memory()
         self._arena: BlockArena | None = None
         self._inbox: Inbox | None = None
@@ -149,6 +151,10 @@ class EngineFront:
         """Called with the blocks that have entered the pool."""
         self._on_stored.append(callback)
 
+    def on_bubble(self, callback: Callable[[str, float], None]) -> None:
+        """Called when the engine had nothing to do: who held work for it, and for how long."""
+        self._on_bubble = callback
+
     def configure(self, snapshot: Snapshot) -> None:
         self._max_waiting = snapshot.config.worker.max_waiting
         self._settings = _settings(snapshot.config)
@@ -164,6 +170,7 @@ class EngineFront:
         export_from: int | None = None,
         export_credit: int = 0,
         offer: bool = False,
+        before: tuple[tuple[Segment, float], ...] = (),
     ) -> Iterator[TokenStream]:
         """Run one request. Leaving the context ends it, whatever state it is in.
 
@@ -196,6 +203,7 @@ class EngineFront:
                 export_from=export_from,
                 export_credit=export_credit,
                 offer=offer,
+                before=before,
             )
         )
         try:
@@ -308,21 +316,22 @@ class EngineFront:
         self._on_core(False)
 
     def _deliver(self, report: StepReport) -> None:
-        received_s = time.monotonic()
         for token in report.tokens:
             stream = self._streams.get(token.request_id)
             if stream is not None:
-                stream.push(token, received_s)
+                stream.push(token)
         self._deliver_blocks(report)
         self._held.difference_update(report.released)
         if not self._held:
             self._idle.set()
+        for stage, duration_s in report.bubbles:
+            self._on_bubble(stage, duration_s)
         self.hub.apply(report)
 
     def _deliver_blocks(self, report: StepReport) -> None:
-        for request_id, num_cached_blocks in report.started:
+        for request_id, num_cached_blocks, phases in report.started:
             if (stream := self._streams.get(request_id)) is not None:
-                stream.start(num_cached_blocks)
+                stream.start(num_cached_blocks, phases)
         for request_id, num_computed in report.progress:
             if (stream := self._streams.get(request_id)) is not None:
                 stream.num_computed = num_computed

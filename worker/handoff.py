@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import grpc
@@ -20,8 +20,10 @@ from firsttoken.common.v1 import common_pb2
 from firsttoken.control.v1 import control_pb2
 from firsttoken.worker.v1 import worker_pb2
 from services.core.errors import MeshError
-from services.core.settings import WorkerSettings
+from services.core.ledger import Interval, Segment
+from services.core.settings import DelaySettings, WorkerSettings
 from services.runtime.channels import Channels
+from services.runtime.delays import inject
 from worker.copying import Copier
 from worker.front import EngineFront
 from worker.messages import Token, TokenLogprobs
@@ -79,6 +81,7 @@ class Handoffs:
         *,
         find_member: Callable[[str], control_pb2.Member | None],
         settings: Callable[[], WorkerSettings],
+        delays: Callable[[], DelaySettings] = DelaySettings,
     ) -> None:
         self._front = front
         self._channels = channels
@@ -86,6 +89,7 @@ class Handoffs:
         self._copier = copier
         self._find_member = find_member
         self._settings = settings
+        self._delays = delays
         self.cost = HandoffCost()
 
     def why_not(self, prompt: Prompt, num_cached_blocks: int) -> str:
@@ -107,21 +111,33 @@ class Handoffs:
         num_cached_blocks: int,
         origin: Origin,
         metadata: Metadata,
-        submitted_s: float,
     ) -> None:
         """Raises HandoffFailed; what has come by then is kept."""
         member = self._find_member(request.prefill_address)
         if member is None:
             raise HandoffFailed("the prefill worker is gone")
+        delay_ms = self._delays()
+        started_s = time.monotonic()
         mapped = await self._memory.outbox(member.memory_socket)
+        mapped_s = time.monotonic()
         start = self._start(request, num_cached_blocks, member, same_host=mapped is not None)
         num_tokens = (len(request.token_ids) + len(request.answer_ids)) // 4
         taker = BlockTaker(self._front, self._copier, stream, start, num_tokens, mapped)
         call = None
         try:
             async with self._patience() as patience:
+                await inject(delay_ms.handoff_reserve)
                 await taker.reserve()
                 called_s = time.monotonic()
+                came = (
+                    *stream.phases,
+                    Interval(Segment.PREFILL_QUEUE, stream.phases[-1].end_s, started_s),
+                    Interval(Segment.TRANSFER, started_s, mapped_s),
+                    # For room for what is to come.
+                    Interval(Segment.KV_LOAD, mapped_s, called_s),
+                )
+                _add_before(start.request.before, came)
+                await inject(delay_ms.handoff_call)
                 call = self._prefill(member.address)(taker.requests(), metadata=metadata)
                 async for received in call:
                     patience.reschedule(self._deadline_s())
@@ -130,7 +146,7 @@ class Handoffs:
                         origin.path.transport = _NAMES[start.transport]
                         origin.hand_off(
                             first,
-                            submitted_s=submitted_s,
+                            before=came,
                             called_s=called_s,
                             same_clock=mapped is not None,
                         )
@@ -212,6 +228,13 @@ def choose_transport(
     if same_host and setting in ("auto", "shared_memory"):
         return worker_pb2.KV_TRANSPORT_SHARED_MEMORY
     return worker_pb2.KV_TRANSPORT_GRPC
+
+
+def _add_before(before: common_pb2.Ledger, came: Iterable[Interval]) -> None:
+    """For the prefill worker, which lays such durations end to end."""
+    for segment, start_s, end_s in came:
+        field = f"{segment}_ms"
+        setattr(before, field, getattr(before, field) + (end_s - start_s) * 1e3)
 
 
 def _first_token(received: Received) -> worker_pb2.FirstToken | None:

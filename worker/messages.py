@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from services.core.ledger import Interval, Segment
 from services.core.sampling import Sampling
 from services.core.settings import DelaySettings
 from worker.arena import ArenaLayout
@@ -49,6 +50,8 @@ class Submit(NamedTuple):
     export_credit: int = 0
     # The engines move that KV themselves.
     offer: bool = False
+    # What it went through before it came here, in order, in seconds.
+    before: tuple[tuple[Segment, float], ...] = ()
 
 
 class Cancel(NamedTuple):
@@ -156,16 +159,34 @@ class TokenLogprobs(NamedTuple):
 
 
 class FirstTokenTimes(NamedTuple):
-    """The core's part of TTFT, in seconds; exclusive, measured where each happened."""
+    """The core's part of TTFT: see worker.phases. Times are readings, or in seconds."""
 
-    prefill_queue_s: float
-    kv_load_s: float
-    prefill_s: float
-    # When the prompt's last step had ended, and when the first token was sampled.
+    submitted_s: float
+    # Its turn came; the prompt's last step had ended; the first token was sampled.
+    started_s: float
     evaluated_s: float
     sampled_s: float
+    # The first of the phases in order, and the sums of all.
+    intervals: tuple[Interval, ...]
+    spent_s: dict[Segment, float]
     cached_tokens: int
     evaluated_prompt_tokens: int
+    # Sequences in its first step.
+    batch_size: int
+
+    @property
+    def queue_s(self) -> float:
+        """Until its turn came."""
+        return self.started_s - self.submitted_s
+
+    @property
+    def kv_load_s(self) -> float:
+        return self.spent_s.get(Segment.KV_LOAD, 0.0)
+
+    @property
+    def computing_s(self) -> float:
+        """From then on, KV left out, with the time that others' steps took."""
+        return self.sampled_s - self.started_s - self.kv_load_s
 
 
 class Token(NamedTuple):
@@ -200,6 +221,15 @@ class CoreLoad(NamedTuple):
     longest_step_ms: float
     prefill_tokens_per_s: float
     queued_prompt_tokens: int
+    # Never changed: there is another one instead.
+    bubble_s: dict[str, float]
+
+
+class Bubble(NamedTuple):
+    """The engine had nothing to do, and `stage` held work for it: see worker.bubbles."""
+
+    stage: str
+    duration_s: float
 
 
 class Started(NamedTuple):
@@ -207,6 +237,8 @@ class Started(NamedTuple):
 
     request_id: int
     num_cached_blocks: int
+    # How it came so far, from its submission on.
+    phases: tuple[Interval, ...]
 
 
 class Progress(NamedTuple):
@@ -260,6 +292,7 @@ class StepReport(NamedTuple):
     # Inbox slots whose blocks are in the engine, or are not needed.
     inbox_freed: list[int]
     transfers: list[TransferDone]
+    bubbles: list[Bubble]
 
 
 Report: TypeAlias = Ready | Failed | StepReport

@@ -5,18 +5,21 @@ from __future__ import annotations
 import enum
 import os
 import uuid
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 
 from firsttoken.control.v1 import control_pb2
+from services.core.metrics import Sample
 from services.models.catalog import find_model
 from services.models.loading import load_vocabulary
 from services.runtime.channels import Channels
 from services.runtime.membership import ControlClient
+from services.runtime.reporter import Reporter
 from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
 from services.runtime.sharing import MemoryServer
-from services.runtime.telemetry import Tracing
 from services.runtime.tls import Tls
+from worker import metrics
 from worker.copying import Copier
 from worker.engines.contract import EngineInfo
 from worker.front import EngineFront
@@ -83,18 +86,22 @@ class WorkerNode(Resource):
         self._front = await stack.enter_async_context(
             EngineFront(config, cores_shared_by=self._cores_shared_by)
         )
-        tracing = await stack.enter_async_context(
-            Tracing(config.telemetry.otlp_endpoint, service="worker", member_id=self.id)
+        reporter = await stack.enter_async_context(
+            Reporter(service="worker", member_id=self.id, tls=self._tls)
         )
+        reporter.follow(self._control)
+        self._front.hub.on_evicted = lambda keys: reporter.evicted(self.id, keys)
         self._tier = await stack.enter_async_context(KvTier(self._front, self._control))
         copier = await stack.enter_async_context(Copier())
         sources = KvSources(await self._open_handoffs(stack, copier), self._tier)
         memory = MemoryServer(self._front.memory_fd, describe(self._front.arena.layout))
         await stack.enter_async_context(memory)
-        server = self._make_server(tracing, sources, copier)
+        server = self._make_server(reporter, sources, copier)
         self._server = await stack.enter_async_context(server)
         self._control.on_config(self._front.configure)
         self._front.on_core(self._report_core)
+        self._front.on_bubble(reporter.bubble)
+        reporter.watch(metrics.METRICS, self._read_metrics)
         self.address = self._server.address
         self._control.update(
             address=self.address,
@@ -151,20 +158,21 @@ class WorkerNode(Resource):
             copier,
             find_member=self._find_member,
             settings=lambda: self._control.snapshot.config.worker,
+            delays=lambda: self._control.snapshot.config.debug.delay_ms,
         )
 
     def _find_member(self, address: str) -> control_pb2.Member | None:
         found = (member for member in self._control.members if member.address == address)
         return next(found, None)
 
-    def _make_server(self, tracing: Tracing, sources: KvSources, copier: Copier) -> MeshServer:
+    def _make_server(self, reporter: Reporter, sources: KvSources, copier: Copier) -> MeshServer:
         server = MeshServer(self._listen, service_names=[SERVICE_NAME], tls=self._tls)
         config = self._control.snapshot.config
         servicer = WorkerServicer(
             self._front,
             load_vocabulary(find_model(config.mesh.model)),
             worker_id=self.id,
-            tracing=tracing,
+            reporter=reporter,
             sources=sources,
             copier=copier,
             settings=lambda: self._control.snapshot.config.worker,
@@ -172,7 +180,24 @@ class WorkerNode(Resource):
             on_drain=self._report_draining,
         )
         servicer.add_to(server.server)
+        self._servicer = servicer
         return server
+
+    def _read_metrics(self) -> Iterable[Sample]:
+        front, inbox = self._front, self._front.inbox
+        return metrics.read(
+            metrics.Readings(
+                load=front.hub.load,
+                info=front.info,
+                tier=self._tier.stats,
+                read_costs=self._tier.read_costs,
+                num_streams=front.num_streams,
+                num_held=front.num_held,
+                num_inbox_blocks=inbox.num_slots - inbox.num_free,
+                handoffs_taken=self._servicer.handoffs.taken,
+                handoffs_given=self._servicer.handoffs.given,
+            )
+        )
 
     def _report_draining(self) -> None:
         self._draining = True

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from firsttoken.common.v1 import common_pb2
 from firsttoken.worker.v1 import worker_pb2
-from services.core.ledger import Ledger, Segment
+from services.core import attributes as names
+from services.core.ledger import Interval, Ledger, Segment
 from services.runtime.protocol import spend_callee
 from worker.messages import FirstTokenTimes, Token
 from worker.stream import Arrival
@@ -19,12 +23,14 @@ class Origin:
         self.cached_tokens = 0
         self.evaluated_prompt_tokens = 0
         self.handoff_ms = 0.0
+        # Sequences in the first step that had some of its prompt; 0: unknown.
+        self.batch_size = 0
         # Of the core here, when it has sampled the first token itself.
         self.first: FirstTokenTimes | None = None
         self.load: KvLoad | None = None
         self._remote: worker_pb2.FirstToken | None = None
         self._called_s = 0.0
-        self._submitted_s = 0.0
+        self._before: tuple[Interval, ...] = ()
         self._same_clock = False
         self._first_s: float | None = None
         self._num_tokens = 0
@@ -38,17 +44,18 @@ class Origin:
         self,
         first: worker_pb2.FirstToken,
         *,
-        submitted_s: float,
+        before: Iterable[Interval],
         called_s: float,
         same_clock: bool,
     ) -> None:
         """Another worker has sampled the first token; it was called at `called_s`.
 
-        `same_clock`: it is on this host, and its readings are comparable.
+        `before`: how this worker came to the call. `same_clock`: the other is on this host,
+        and its readings are comparable.
         """
         self.path.handed_off = True
         self._remote = first
-        self._submitted_s = submitted_s
+        self._before = tuple(before)
         self._called_s = called_s
         self._same_clock = same_clock
 
@@ -61,47 +68,77 @@ class Origin:
         self.path.load_ms = load.load_ms
         self.path.reason = "; ".join(filter(None, (self.path.reason, load.reason)))
 
+    def tell_hidden(self, ledger: Ledger) -> None:
+        """Once the load is over."""
+        if self.load is not None:
+            ledger.hide("prefetch", self.load.prefetch_s)
+            ledger.hide("load", self.load.overlap_s)
+
     def note(self, arrival: Arrival, ledger: Ledger) -> None:
         """Tokens have come: the first brings its times, the second ends a hand-off."""
         if self._first_s is None:
-            self._first_s = arrival.received_s
+            self._first_s = arrival.taken_s
             if self._remote is not None:
-                self._record_remote(self._remote, ledger, arrival.received_s)
+                self._record_remote(self._remote, ledger, arrival.taken_s)
             elif (first := arrival.tokens[0].first) is not None:
-                self._record_local(first, ledger, arrival.received_s)
+                self._record_local(first, ledger, arrival.taken_s)
         num_before, self._num_tokens = self._num_tokens, self._num_tokens + len(arrival.tokens)
         if num_before < 2 <= self._num_tokens and self._remote is not None:
-            self._record_second(self._remote, arrival.tokens[1 - num_before], arrival.received_s)
+            self._record_second(self._remote, arrival.tokens[1 - num_before], arrival.taken_s)
 
-    def _record_second(
-        self, first: worker_pb2.FirstToken, second: Token, received_s: float
-    ) -> None:
+    def leave(self, ledger: Ledger, now_s: float) -> None:
+        """The first token is on its way to whoever asked."""
+        if self._first_s is not None:
+            ledger.spend(Segment.TRANSFER, now_s - self._first_s)
+        ledger.mark_first_token(now_s)
+
+    def attributes(self) -> dict[str, Any]:
+        """Of the span."""
+        path = self.path
+        found: dict[str, Any] = {
+            names.CACHED_TOKENS: self.cached_tokens,
+            names.EVALUATED_TOKENS: self.evaluated_prompt_tokens,
+            names.HANDOFF_MS: self.handoff_ms,
+            names.KV_HANDED_OFF: path.handed_off,
+            names.KV_LOADED_BLOCKS: path.loaded_blocks,
+            names.KV_EXPECTED_LOAD_MS: path.expected_load_ms,
+            names.KV_EXPECTED_COMPUTE_MS: path.expected_compute_ms,
+            names.KV_LOAD_MS: path.load_ms,
+            names.KV_REASON: path.reason,
+        }
+        if self.batch_size:
+            found[names.BATCH_SIZE] = self.batch_size
+        if path.handed_off:
+            found[names.KV_PREFILL_WORKER_ID] = path.prefill_worker_id
+            found[names.KV_TRANSPORT] = path.transport
+        if path.prefill_failed:
+            found[names.KV_PREFILL_FAILED] = True
+        return found
+
+    def _record_second(self, first: worker_pb2.FirstToken, second: Token, taken_s: float) -> None:
         assert self._first_s is not None
-        self.handoff_ms = (received_s - self._first_s) * 1e3
+        self.handoff_ms = (taken_s - self._first_s) * 1e3
         if self._same_clock:
             self.path.handoff_gap_ms = (second.began_s - first.evaluated_s) * 1e3
 
-    def _record_local(self, first: FirstTokenTimes, ledger: Ledger, received_s: float) -> None:
+    def _record_local(self, first: FirstTokenTimes, ledger: Ledger, taken_s: float) -> None:
         self.first = first
+        self.batch_size = first.batch_size
         self.cached_tokens = first.cached_tokens
         self.evaluated_prompt_tokens = first.evaluated_prompt_tokens
-        record_core(ledger, first, received_s)
+        record_core(ledger, first, taken_s)
 
-    def _record_remote(
-        self, first: worker_pb2.FirstToken, ledger: Ledger, received_s: float
-    ) -> None:
+    def _record_remote(self, first: worker_pb2.FirstToken, ledger: Ledger, taken_s: float) -> None:
         self.cached_tokens = first.usage.cached_tokens
         self.evaluated_prompt_tokens = first.usage.evaluated_prompt_tokens
-        # Until the call there was no KV room here for what was to come.
-        ledger.record(Segment.PREFILL_QUEUE, self._submitted_s, self._called_s)
-        spend_callee(ledger, first.ledger, seen_s=received_s - self._called_s)
+        for interval in self._before:
+            ledger.record(*interval)
+        spend_callee(ledger, first.ledger, seen_s=taken_s - self._called_s)
 
 
-def record_core(ledger: Ledger, first: FirstTokenTimes, received_s: float) -> None:
+def record_core(ledger: Ledger, first: FirstTokenTimes, taken_s: float) -> None:
     """Front and core are one hop: they share this machine's monotonic clock."""
-    loaded_s = first.sampled_s - first.prefill_s
-    started_s = loaded_s - first.kv_load_s
-    ledger.record(Segment.PREFILL_QUEUE, started_s - first.prefill_queue_s, started_s)
-    ledger.record(Segment.KV_LOAD, started_s, loaded_s)
-    ledger.record(Segment.PREFILL, loaded_s, first.sampled_s)
-    ledger.record(Segment.TRANSFER, first.sampled_s, received_s)
+    ledger.intervals += first.intervals
+    for segment, spent_s in first.spent_s.items():
+        ledger.spend(segment, spent_s)
+    ledger.record(Segment.TRANSFER, first.sampled_s, taken_s)

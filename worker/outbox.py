@@ -43,9 +43,13 @@ class Outbox:
         """Nobody needs its KV."""
         sequence.export_next = self._num_blocks(sequence)
 
+    def num_due(self, sequence: Sequence) -> int:
+        """Finished blocks that there is room for, here and there."""
+        return min(self._num_due(sequence), len(self._free), sequence.export_credit)
+
     def export(self, sequence: Sequence) -> Iterator[list[ExportedBlock]]:
-        """Finished blocks, as far as there is room here and there, in runs."""
-        count = min(self._num_due(sequence), len(self._free), sequence.export_credit)
+        """Those, in runs."""
+        count = self.num_due(sequence)
         while count > 0:
             run = min(count, self._run_blocks)
             yield self._export(sequence, run)

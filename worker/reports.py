@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import deque
 
 from worker.messages import (
+    Bubble,
     CoreLoad,
     ExportedBlock,
+    FirstTokenTimes,
     Progress,
     Started,
     StepReport,
@@ -15,6 +17,7 @@ from worker.messages import (
 )
 from worker.pool import BlockPool, PoolEvents
 from worker.scheduler import Scheduler
+from worker.sequence import Sequence
 from worker.steps import Ended
 
 
@@ -33,12 +36,14 @@ class PendingReport:
         self.exported: list[ExportedBlock] = []
         self.inbox_freed: list[int] = []
         self.transfers: list[TransferDone] = []
+        self.bubbles: list[Bubble] = []
 
     def take(self, events: PoolEvents, load: CoreLoad) -> StepReport | None:
         """None when there is nothing to say. A step of prompts alone changes the load."""
         parts = (
             *(self.tokens, self.released, self.started, self.progress),
-            *(self.exported, self.inbox_freed, self.transfers, events.stored, events.evicted),
+            *(self.exported, self.inbox_freed, self.transfers, self.bubbles),
+            *(events.stored, events.evicted),
         )
         if load == self._reported and not any(parts):
             return None
@@ -54,6 +59,7 @@ class PendingReport:
             exported=self.exported,
             inbox_freed=self.inbox_freed,
             transfers=self.transfers,
+            bubbles=self.bubbles,
         )
         self._clear()
         return report
@@ -69,6 +75,7 @@ class Counters:
         self.num_steps = 0
         self.engine_busy_s = 0.0
         self.recent_steps_s: deque[float] = deque(maxlen=100)
+        self.bubble_s: dict[str, float] = {}
 
     def add_step(self, step: Ended) -> None:
         """Before its tokens count as computed."""
@@ -77,6 +84,11 @@ class Counters:
         self.num_steps += 1
         self.engine_busy_s += step.busy_s
         self.recent_steps_s.append(step.ended_s - step.began_s)
+
+    def add_bubble(self, bubble: Bubble) -> None:
+        before_s = self.bubble_s.get(bubble.stage, 0.0)
+        # Another dict: what was reported stays as it was.
+        self.bubble_s = {**self.bubble_s, bubble.stage: before_s + bubble.duration_s}
 
     def load(
         self,
@@ -101,4 +113,21 @@ class Counters:
             longest_step_ms=max(self.recent_steps_s, default=0.0) * 1e3,
             prefill_tokens_per_s=prefill_tokens_per_s,
             queued_prompt_tokens=scheduler.num_queued_tokens,
+            bubble_s=self.bubble_s,
         )
+
+
+def first_token_times(sequence: Sequence, evaluated_s: float, now_s: float) -> FirstTokenTimes:
+    """It has just been sampled."""
+    sequence.phases.end(now_s)
+    return FirstTokenTimes(
+        submitted_s=sequence.submit.submitted_s,
+        started_s=sequence.started_s,
+        evaluated_s=evaluated_s,
+        sampled_s=now_s,
+        intervals=tuple(sequence.phases.intervals),
+        spent_s=sequence.phases.spent_s,
+        cached_tokens=sequence.num_cached,
+        evaluated_prompt_tokens=sequence.num_evaluated,
+        batch_size=sequence.batch_size,
+    )

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from firsttoken.worker.v1 import worker_pb2
 from services.core.errors import InvalidArgument
 from services.core.keys import split_keys
+from services.core.ledger import Ledger, Segment
 from services.core.sampling import DEFAULT_MAX_TOKENS, Sampling
 from services.core.tokens import unpack
 from services.runtime.protocol import check_sampling, is_batch, sampling_from_proto
@@ -54,6 +55,22 @@ def check_request(request: worker_pb2.GenerateRequest, info: EngineInfo) -> Prom
         sampling=_resolve(sampling, info.max_context_tokens - len(token_ids)),
         batch_class=is_batch(request.request_class),
         answer_ids=_check_answer(request, sampling, info.vocabulary_size),
+    )
+
+
+def went_before(
+    request: worker_pb2.GenerateRequest, here: Ledger
+) -> tuple[tuple[Segment, float], ...]:
+    """What a request went through, in order, before the engine core has it."""
+    ledger = request.before
+    return (
+        (Segment.PREPROCESS, ledger.preprocess_ms / 1e3),
+        (Segment.TRANSFER, ledger.transfer_ms / 1e3),
+        (Segment.QUEUE, ledger.queue_ms / 1e3),
+        (Segment.ROUTE, ledger.route_ms / 1e3),
+        (Segment.PREFILL_QUEUE, ledger.prefill_queue_ms / 1e3),
+        (Segment.KV_LOAD, ledger.kv_load_ms / 1e3),
+        (Segment.PREPROCESS, here.spent_s(Segment.PREPROCESS)),
     )
 
 

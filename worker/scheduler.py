@@ -105,7 +105,7 @@ class Scheduler:
 
         Without those that the cache has, or that are being computed for another request.
         """
-        return sum(map(self._cache.num_to_compute, self._all()))
+        return sum(map(self._cache.num_to_compute, self.everyone()))
 
     @property
     def idle(self) -> bool:
@@ -113,6 +113,10 @@ class Scheduler:
 
     def add(self, submit: Submit) -> None:
         self._waiting[submit.request_id] = Sequence.of(submit)
+
+    def everyone(self) -> Iterable[Sequence]:
+        """Those that run, then those that wait."""
+        return itertools.chain(self._running.values(), self._waiting.values())
 
     def running(self) -> list[Sequence]:
         return list(self._running.values())
@@ -182,15 +186,12 @@ class Scheduler:
         assert not self._running.keys() & self._waiting.keys()
         self._cache.check_integrity(self._running.values())
 
-    def _all(self) -> Iterable[Sequence]:
-        return itertools.chain(self._running.values(), self._waiting.values())
-
     def _in_order(self, sequences: Collection[Sequence]) -> list[Sequence]:
         """The most urgent first. Whoever others wait for is as urgent as they are."""
         if len(sequences) < 2:
             return list(sequences)
         urgencies = {sequence: self._urgency(sequence) for sequence in sequences}
-        for sequence in self._all():
+        for sequence in self.everyone():
             other = self._cache.awaited(sequence)
             if other in urgencies:
                 urgencies[other] = urgencies[other].lent(self._urgency(sequence))

@@ -65,6 +65,8 @@ class BlockSender:
         self._by_reference = start.transport == worker_pb2.KV_TRANSPORT_SHARED_MEMORY
         self._block_bytes = front.info.block_bytes
         self._num_sent = 0
+        # Spent on it: before the first token, it hides behind the computing.
+        self.sending_s = 0.0
         self._num_taken = 0
         self._num_credited = min(start.credit_blocks, num_blocks)
         self._writing = asyncio.Lock()
@@ -103,7 +105,6 @@ class BlockSender:
 
     async def send_first_token(self, token: Token, ledger: Ledger) -> None:
         assert token.first is not None
-        ledger.mark_first_token(time.monotonic())
         message = worker_pb2.FirstToken(
             token_id=token.token_id,
             finish_reason=_FINISH_REASONS[token.finish],
@@ -140,7 +141,9 @@ class BlockSender:
         while self._num_sent < self._num_blocks:
             if not self._exported:
                 await self._wait_for_exported()
+            began_s = time.monotonic()
             await self._send_batch()
+            self.sending_s += time.monotonic() - began_s
         while self._num_taken < self._num_blocks:
             self._taken.clear()
             async with asyncio.timeout(self._timeout_s):

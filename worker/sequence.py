@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from services.core.ledger import Segment
 from services.core.tokens import TokenArray
 from worker.engines.contract import EngineInfo
 from worker.messages import (
@@ -17,6 +18,7 @@ from worker.messages import (
     StagedBlock,
     Submit,
 )
+from worker.phases import Phases
 from worker.pool import Claim, NewBlock
 
 
@@ -25,6 +27,7 @@ class Sequence:
     """A request in the core, and how far it has come."""
 
     submit: Submit
+    phases: Phases
     # The answer so far, what another worker gave of it included.
     answer: list[int] = field(default_factory=list)
     slot: int = -1
@@ -61,14 +64,16 @@ class Sequence:
     # lies in the outbox can always leave it: else two workers could wait for each other.
     export_next: int = 0
     export_credit: int = 0
+    # When its turn came.
     started_s: float = 0.0
-    # Spent on bringing KV into the engine, or waiting for it with nothing else to do.
-    kv_load_s: float = 0.0
+    # Sequences in its first step, itself included.
+    batch_size: int = 0
 
     @classmethod
     def of(cls, submit: Submit) -> Sequence:
         return cls(
             submit,
+            Phases(submit.submitted_s),
             answer=list(submit.answer_ids),
             held=submit.source is Source.HOLD,
             loading=submit.source is not Source.COMPUTE,
@@ -123,6 +128,15 @@ class Sequence:
                 self.loading = False
             case FirstToken():
                 self.answer.append(command.token_id)
+
+    def wait(self, now_s: float) -> None:
+        """From now on: for KV where it is held for that, else for its turn."""
+        self.phases.enter(Segment.KV_LOAD if self.held else Segment.PREFILL_QUEUE, now_s)
+
+    def end_if_answering(self, now_s: float) -> None:
+        """Another worker gave the first token, and now all of its KV is here."""
+        if self.has_first_token and not self.prefilling:
+            self.phases.end(now_s)
 
     def wants(self, block: StagedBlock, block_tokens: int) -> bool:
         return block.block_index not in self.staged and (

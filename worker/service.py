@@ -11,29 +11,35 @@ import grpc
 
 from firsttoken.common.v1 import common_pb2
 from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
+from services.core import attributes as names
 from services.core.errors import Unavailable
 from services.core.keys import join_keys, snapshot_parts
-from services.core.ledger import Ledger
+from services.core.ledger import Ledger, Segment
 from services.core.settings import DelaySettings, WorkerSettings
 from services.models.vocabulary import Vocabulary
 from services.runtime.delays import inject
 from services.runtime.interceptor import Context
-from services.runtime.protocol import (
-    ledger_to_proto,
-)
-from services.runtime.telemetry import TraceContext, Tracing
+from services.runtime.protocol import ledger_to_proto, tell_ledger
+from services.runtime.reporter import Reporter
+from services.runtime.telemetry import Attributes, TraceContext
+from services.runtime.timing import spending
 from worker.answer import Answer
 from worker.copying import Copier
 from worker.front import EngineFront
 from worker.messages import CoreLoad
 from worker.origin import Origin
-from worker.prefill import serve_prefill
-from worker.requests import Prompt, check_request
+from worker.prefill import Prefill
+from worker.requests import Prompt, check_request, went_before
 from worker.sources import KvSources
 from worker.stream import TokenStream
 from worker.tier import TierStats
 from worker.watch import BlocksEvent, LoadEvent, SnapshotEvent
 from worker.wire import SERVICE_NAME
+
+FINISH_NAMES = {
+    common_pb2.FINISH_REASON_STOP: "stop",
+    common_pb2.FINISH_REASON_LENGTH: "length",
+}
 
 PrefillHandler: TypeAlias = "grpc.RpcMethodHandler[worker_pb2.PrefillRequest, bytes]"
 
@@ -53,7 +59,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         vocabulary: Vocabulary,
         *,
         worker_id: str,
-        tracing: Tracing,
+        reporter: Reporter,
         sources: KvSources,
         copier: Copier,
         settings: Callable[[], WorkerSettings],
@@ -65,12 +71,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._copier = copier
         self._vocabulary = vocabulary
         self._worker_id = worker_id
-        self._tracing = tracing
+        self._reporter = reporter
         self._settings = settings
         self._delays = delays
         self._on_drain = on_drain
         self._draining = False
         self._handoffs = HandoffCounts()
+
+    @property
+    def handoffs(self) -> HandoffCounts:
+        return self._handoffs
 
     def add_to(self, server: grpc.aio.Server) -> None:
         # It writes responses that are bytes already; the first handler of a name counts.
@@ -84,25 +94,35 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def Generate(
         self, request: worker_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[worker_pb2.GenerateResponse]:
-        ledger = Ledger(time.monotonic())
-        self._refuse_when_draining()
-        prompt = check_request(request, self._front.info)
-        await inject(self._delays().worker_unowned)
-        answer = Answer(self._vocabulary, prompt.sampling)
-        origin = Origin()
-        owed = answer.resume(prompt.answer_ids, request.answer_characters)
-        if owed.text:
-            yield worker_pb2.GenerateResponse(chunk=owed)
-        if answer.finished is None:
-            source = self._sources.source(request, prompt)
-            with self._front.submit(prompt, source=source) as stream:
-                async with self._sources.bring(stream, source, request, prompt, origin, context):
-                    async for chunk in _chunks(stream, answer, ledger, origin):
-                        ledger.mark_first_token(time.monotonic())
-                        yield worker_pb2.GenerateResponse(chunk=chunk)
-        ledger.mark_first_token(time.monotonic())
-        finished = self._finish(answer, ledger, prompt, origin)
-        self._record_trace(context, ledger, finished)
+        ledger, origin = Ledger(time.monotonic()), Origin()
+        try:
+            self._refuse_when_draining()
+            with spending(ledger, Segment.PREPROCESS, since_s=ledger.arrived_s):
+                prompt = check_request(request, self._front.info)
+                answer = Answer(self._vocabulary, prompt.sampling)
+                owed = answer.resume(prompt.answer_ids, request.answer_characters)
+            await inject(self._delays().worker_unowned)
+            if owed.text:
+                yield worker_pb2.GenerateResponse(chunk=owed)
+            if answer.finished is None:
+                with spending(ledger, Segment.PREPROCESS):
+                    source = self._sources.source(request, prompt)
+                    before = went_before(request, ledger)
+                with self._front.submit(prompt, source=source, before=before) as stream:
+                    async with self._sources.bring(
+                        stream, source, request, prompt, origin, context
+                    ):
+                        async for chunk in _chunks(stream, answer, ledger, origin):
+                            if ledger.first_token_s is None:
+                                origin.leave(ledger, time.monotonic())
+                                await inject(self._delays().worker_to_router)
+                            yield worker_pb2.GenerateResponse(chunk=chunk)
+            ledger.mark_first_token(time.monotonic())
+            finished = self._finish(answer, ledger, prompt, origin)
+        except BaseException as error:
+            self._fail(error, context, ledger, origin)
+            raise
+        self._record(context, ledger, origin, finished)
         yield worker_pb2.GenerateResponse(finished=finished)
 
     async def Prefill(  # type: ignore[override]  # it writes the responses itself
@@ -110,9 +130,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     ) -> None:
         self._refuse_when_draining()
         timeout_s = self._settings().handoff_timeout_ms / 1e3
-        await serve_prefill(
-            self._front, self._sources, self._copier, requests, context, timeout_s=timeout_s
-        )
+        prefill = Prefill(self._front, self._sources, self._copier, self._delays())
+        try:
+            await prefill.serve(requests, context, timeout_s=timeout_s)
+        except BaseException as error:
+            self._fail(error, context, prefill.ledger, prefill.origin, name="worker.prefill")
+            raise
+        self._record_hop("worker.prefill", context, prefill.ledger, prefill.attributes())
         self._handoffs.given += 1
 
     async def Watch(
@@ -166,6 +190,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     ) -> common_pb2.Finished:
         assert answer.finished is not None
         finished = answer.finished
+        origin.tell_hidden(ledger)
         self._handoffs.taken += origin.path.handed_off
         finished.usage.CopyFrom(
             common_pb2.Usage(
@@ -183,32 +208,57 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         finished.attempts = 1
         return finished
 
-    def _record_trace(
-        self, context: Context, ledger: Ledger, finished: common_pb2.Finished
+    def _fail(
+        self,
+        error: BaseException,
+        context: Context,
+        ledger: Ledger,
+        origin: Origin,
+        *,
+        name: str = "worker.generate",
     ) -> None:
-        if not self._tracing.enabled:
-            return
-        caller = TraceContext.from_metadata(context.invocation_metadata())
-        path = finished.kv_path
-        self._tracing.record_request(
+        ledger.mark_failure(time.monotonic())
+        if isinstance(error, Exception):
+            tell_ledger(context, ledger)
+            reason = getattr(error, "reason", "INTERNAL")
+            text = str(error) or reason
+        else:
+            text, reason = "the caller is gone, or its deadline has passed", "CANCELLED"
+        self._record_hop(
+            name, context, ledger, {names.ERROR_TYPE: reason, **origin.attributes()}, error=text
+        )
+
+    def _record(
+        self, context: Context, ledger: Ledger, origin: Origin, finished: common_pb2.Finished
+    ) -> None:
+        self._record_hop(
             "worker.generate",
-            caller.child(),
-            caller.span_id,
+            context,
             ledger,
             {
-                "firsttoken.engine": finished.engine,
-                "gen_ai.request.model": self._front.info.model,
-                "gen_ai.usage.input_tokens": finished.usage.prompt_tokens,
-                "gen_ai.usage.output_tokens": finished.usage.completion_tokens,
-                "firsttoken.usage.cached_tokens": finished.usage.cached_tokens,
-                "firsttoken.handoff_ms": finished.handoff_ms,
-                "firsttoken.kv.handed_off": path.handed_off,
-                "firsttoken.kv.loaded_blocks": path.loaded_blocks,
-                "firsttoken.kv.expected_load_ms": path.expected_load_ms,
-                "firsttoken.kv.expected_compute_ms": path.expected_compute_ms,
-                "firsttoken.kv.load_ms": path.load_ms,
-                "firsttoken.kv.reason": path.reason,
+                names.INPUT_TOKENS: finished.usage.prompt_tokens,
+                names.OUTPUT_TOKENS: finished.usage.completion_tokens,
+                names.FINISH_REASON: FINISH_NAMES[finished.finish_reason],
+                **origin.attributes(),
             },
+        )
+
+    def _record_hop(
+        self,
+        name: str,
+        context: Context,
+        ledger: Ledger,
+        attributes: Attributes,
+        *,
+        error: str = "",
+    ) -> None:
+        if not self._reporter.enabled:
+            return
+        caller = TraceContext.from_metadata(context.invocation_metadata())
+        info = self._front.info
+        common = {names.MODEL: info.model, names.ENGINE: info.name}
+        self._reporter.record_request(
+            name, caller.child(), caller.span_id, ledger, {**common, **attributes}, error=error
         )
 
 

@@ -7,7 +7,6 @@ A hand-off comes first where it pays: the prefill worker asks the store itself.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -96,7 +95,6 @@ class KvSources:
         metadata: Metadata,
     ) -> bool:
         """False: it does not pay, or cannot be."""
-        submitted_s = time.monotonic()
         num_cached_blocks = await stream.started()
         origin.path.reason = self._handoffs.why_not(prompt, num_cached_blocks)
         if origin.path.reason:
@@ -105,9 +103,7 @@ class KvSources:
         # A short answer may end before the call does.
         origin.path.reason = "the prompt was long enough"
         try:
-            await self._handoffs.run(
-                stream, request, num_cached_blocks, origin, metadata, submitted_s
-            )
+            await self._handoffs.run(stream, request, num_cached_blocks, origin, metadata)
         except HandoffFailed as failure:
             origin.path.prefill_failed = True
             origin.path.reason = f"prefill worker lost: {failure}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+from worker.bubbles import Gap
 from worker.engines.contract import Engine, Logits
 from worker.scheduler import Planned
 from worker.sequence import Sequence
@@ -55,6 +56,7 @@ class Steps:
         self._overlap = engine.overlap
         self._begun: dict[Kinds, _Begun] = {}
         self._busy_from_s = 0.0
+        self._idle_from_s: float | None = None
 
     def free(self) -> list[Kinds]:
         """The steps that can begin now."""
@@ -73,16 +75,19 @@ class Steps:
         end_s = min(begun.end_s for begun in self._begun.values())
         return max(0.0, end_s - time.monotonic())
 
-    def begin(self, kinds: Kinds, planned: list[Planned]) -> None:
-        """Nothing, if nothing is planned."""
+    def begin(self, kinds: Kinds, planned: list[Planned]) -> Gap | None:
+        """Nothing, if nothing is planned. The gap that this step ends, if it ends one."""
         if not planned:
-            return
+            return None
         began_s, end_s = time.monotonic(), 0.0
+        gap = None
         if not self._begun:
             self._busy_from_s = began_s
+            gap = None if self._idle_from_s is None else Gap(self._idle_from_s, began_s)
         if self._overlap is not None:
             end_s = self._overlap.begin([item.work for item in planned])
         self._begun[kinds] = _Begun(planned, began_s, end_s)
+        return gap
 
     def ended(self) -> list[Ended]:
         """Those whose time has come. Waits for no other."""
@@ -94,5 +99,5 @@ class Steps:
         logits = self._engine.evaluate([item.work for item in begun.planned])
         ended_s = time.monotonic()
         busy_s = ended_s - self._busy_from_s
-        self._busy_from_s = ended_s
+        self._busy_from_s = self._idle_from_s = ended_s
         return Ended(begun.planned, logits, begun.began_s, ended_s, busy_s)

@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from services.core.errors import MeshError
+from services.core.ledger import Interval
 from worker.engines.contract import DisaggregatedParams
 from worker.messages import (
+    Cancel,
     Command,
     Compute,
     ExportedBlock,
@@ -25,10 +27,10 @@ from worker.messages import (
 
 
 class Arrival(NamedTuple):
-    """Tokens that came since the last look, and when the last of them came."""
+    """Tokens that came since the last look, and when this one was."""
 
     tokens: list[Token]
-    received_s: float
+    taken_s: float
 
 
 class TokenStream:
@@ -42,12 +44,13 @@ class TokenStream:
         self.finished = False
         # Blocks that the core found in its own pool; None before the request has a slot.
         self.num_cached_blocks: int | None = None
+        # In the core, until it had its slot and these blocks in it.
+        self.phases: tuple[Interval, ...] = ()
         # Prompt tokens whose KV is in the slot, while blocks may come or go.
         self.num_computed = 0
         self._send = send
         self._tokens: list[Token] = []
         self._exported: list[ExportedBlock] = []
-        self._received_s = 0.0
         self._error: MeshError | None = None
         self._awake = asyncio.Event()
         self._started = asyncio.Event()
@@ -61,7 +64,7 @@ class TokenStream:
         self._awake.clear()
         if not self._tokens and self._error is not None:
             raise self._error
-        arrival = Arrival(self._tokens, self._received_s)
+        arrival = Arrival(self._tokens, time.monotonic())
         self._tokens = []
         if self._error is not None:
             self._awake.set()  # the tokens first, then the error
@@ -117,8 +120,11 @@ class TokenStream:
 
     def first_token(self, token: Token) -> None:
         """Another worker has sampled it: it is passed on at once."""
-        self._send(FirstToken(self.request_id, token.token_id))
-        self.push(token, time.monotonic())
+        if token.finish:  # else the core would go on behind the end
+            self._send(Cancel(self.request_id))
+        else:
+            self._send(FirstToken(self.request_id, token.token_id))
+        self.push(token)
 
     def fetch(self, params: DisaggregatedParams) -> None:
         """Have the engine fetch the prompt's KV from the one that offers it."""
@@ -133,14 +139,13 @@ class TokenStream:
 
     # What the front tells it.
 
-    def push(self, token: Token, received_s: float) -> None:
+    def push(self, token: Token) -> None:
         self._tokens.append(token)
-        self._received_s = received_s
         self.finished = bool(token.finish)
         self._awake.set()
 
-    def start(self, num_cached_blocks: int) -> None:
-        self.num_cached_blocks = num_cached_blocks
+    def start(self, num_cached_blocks: int, phases: tuple[Interval, ...]) -> None:
+        self.num_cached_blocks, self.phases = num_cached_blocks, phases
         self._started.set()
 
     def export(self, block: ExportedBlock) -> None:

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from typing import NamedTuple
 
 from services.core.config import Snapshot
+from services.runtime.delays import inject
 from services.runtime.logs import event
 from services.runtime.membership import ControlClient
 from services.runtime.resource import Resource
@@ -23,6 +24,7 @@ from worker.chain_load import ChainLoad, Means
 from worker.chain_reader import LoadCounters
 from worker.chains import Chains
 from worker.copying import Copier
+from worker.estimates import ReadCost, Tier
 from worker.front import EngineFront
 from worker.loading import Decision
 from worker.messages import FirstTokenTimes
@@ -51,6 +53,9 @@ class KvLoad(NamedTuple):
     expected_compute_ms: float = 0.0
     # Until the last block lay in the inbox.
     load_ms: float = 0.0
+    # Of that, while the request queued, and while the engine computed.
+    prefetch_s: float = 0.0
+    overlap_s: float = 0.0
     # The best estimate of the ways not taken.
     best_other_s: float = 0.0
 
@@ -139,11 +144,11 @@ class KvTier(Resource):
         load = load or KvLoad()
         block_tokens = self._front.info.block_tokens
         num_evaluated = first.evaluated_prompt_tokens
-        if first.prefill_queue_s > 0:
-            self._planner.observe_queue(first.prefill_queue_s)
+        if first.queue_s > 0:
+            self._planner.observe_queue(first.queue_s)
         if num_evaluated >= block_tokens:
             start = first.cached_tokens - load.tail_blocks * block_tokens
-            self._planner.compute.observe(max(0, start), num_evaluated, first.prefill_s)
+            self._planner.compute.observe(max(0, start), num_evaluated, first.computing_s)
         if not load.missing_blocks:
             return 0.0
         if load.decision is Decision.LOAD and load.loaded_blocks == load.missing_blocks:
@@ -151,7 +156,7 @@ class KvTier(Resource):
             self._planner.observe_import(load.loaded_blocks, rest_s)
         num_computed = (load.missing_blocks - load.loaded_blocks) * block_tokens
         share = min(num_computed, num_evaluated) / max(1, num_evaluated)
-        actual_s = first.kv_load_s + share * first.prefill_s
+        actual_s = first.kv_load_s + share * first.computing_s
         regret_s = self._planner.tally.settle(load.best_other_s, actual_s)
         event(
             logger,
@@ -190,6 +195,12 @@ class KvTier(Resource):
             spent_ms=tally.spent_s * 1e3,
         )
 
+    @property
+    def read_costs(self) -> dict[Tier, ReadCost]:
+        """What reading from the store's tiers costs, as far as it is known."""
+        costs = {tier: self._planner.read(tier).cost for tier in Tier}
+        return {tier: cost for tier, cost in costs.items() if cost is not None}
+
     def _configure(self, snapshot: Snapshot) -> None:
         self._settings = snapshot.config.worker
         self._writer.configure(max_waiting=self._settings.kv_write_queue_blocks)
@@ -215,6 +226,7 @@ class KvTier(Resource):
         elif self._front.hub.match(usable) == len(usable):
             on_outcome(KvLoad(reason="no block is missing"))
         else:
+            await inject(self._control.snapshot.config.debug.delay_ms.worker_kv_match)
             load = ChainLoad(self._means, self._settings, store, stream, usable)
             try:
                 await load.run()
@@ -241,6 +253,8 @@ def _outcome(load: ChainLoad) -> KvLoad:
         expected_load_ms=_sum_ms(plan.expected.load_s - plan.wait_s for plan in counted),
         expected_compute_ms=_sum_ms(plan.expected.compute_s - plan.wait_s for plan in counted),
         load_ms=load.load_s * 1e3,
+        prefetch_s=load.prefetch_s,
+        overlap_s=load.overlap_s,
         best_other_s=sum(plan.best_other_s for plan in counted),
     )
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
 
 from worker.messages import CoreLoad, StepReport
 
-EMPTY_LOAD = CoreLoad(*[0] * len(CoreLoad._fields))
+EMPTY_LOAD = CoreLoad._make([*[0] * (len(CoreLoad._fields) - 1), {}])
 # Events a watcher may fall behind before it gets a snapshot instead.
 MAX_BACKLOG = 256
 # Load is told this often at most: an engine step may take a few milliseconds.
@@ -57,6 +57,8 @@ class WatchHub:
         self._sequence = 0
         self._keys: dict[bytes, None] = {}
         self._watchers: set[Watcher] = set()
+        # Told which blocks were evicted, by their prefix keys.
+        self.on_evicted: Callable[[Sequence[bytes]], None] | None = None
         self.closed = False
 
     @property
@@ -67,6 +69,8 @@ class WatchHub:
         """A new core, with an empty cache: every watcher starts over."""
         self._incarnation = incarnation
         self._sequence += 1
+        if self._keys and self.on_evicted is not None:
+            self.on_evicted(list(self._keys))
         self._keys = {}
         self.load = EMPTY_LOAD._replace(num_blocks_total=num_blocks)
         for watcher in self._watchers:
@@ -76,6 +80,8 @@ class WatchHub:
         self.load = report.load
         for key in report.evicted:
             self._keys.pop(key, None)
+        if report.evicted and self.on_evicted is not None:
+            self.on_evicted(report.evicted)
         new_keys = [block.prefix_key for block in report.stored]
         self._keys.update(dict.fromkeys(new_keys))
         # Evictions first: a key in both lists would otherwise end up gone.

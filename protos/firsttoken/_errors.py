@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import grpc
+from google.protobuf.message import DecodeError
+
+from firsttoken._ledger import as_seen
+from firsttoken.common.v1 import common_pb2
 
 _DETAILS_KEY = "grpc-status-details-bin"
+_LEDGER_KEY = "firsttoken-ledger-bin"
 
 
 class Violation(NamedTuple):
@@ -28,6 +34,11 @@ class MeshError(Exception):
     `reason` is stable, in UPPER_SNAKE, for programs; `message` is for people.
     `retry_delay_s` says when it makes sense to come back. The three that come from
     google.rpc details stay empty unless googleapis-common-protos is installed.
+
+    `ledger` says where the time went until then, segment to milliseconds. With
+    `residual_ms`, which no segment owns, it adds up to `elapsed_ms`, as this client measured
+    it. It is empty where the mesh told none: it was not reached, is gone, or did not know the
+    caller or have room for its tenant. It is empty, too, once the first token has come.
     """
 
     def __init__(
@@ -38,6 +49,8 @@ class MeshError(Exception):
         reason: str = "",
         violations: tuple[Violation, ...] = (),
         retry_delay_s: float | None = None,
+        ledger: Mapping[str, float] | None = None,
+        elapsed_ms: float = 0.0,
     ) -> None:
         super().__init__(f"{code.name}: {message}")
         self.code = code
@@ -45,11 +58,36 @@ class MeshError(Exception):
         self.reason = reason
         self.violations = violations
         self.retry_delay_s = retry_delay_s
+        self.ledger = dict(ledger or {})
+        self.elapsed_ms = elapsed_ms
+
+    @property
+    def residual_ms(self) -> float:
+        return self.elapsed_ms - sum(self.ledger.values()) if self.ledger else 0.0
 
 
-def to_mesh_error(error: grpc.aio.AioRpcError) -> MeshError:
+def to_mesh_error(error: grpc.aio.AioRpcError, *, elapsed_ms: float = 0.0) -> MeshError:
+    """`elapsed_ms`: from the call on."""
     details = _parse_details(error)
-    return MeshError(error.code(), error.details() or error.code().name, **details._asdict())
+    told = _parse_ledger(error)
+    ledger = as_seen(told, elapsed_ms) if told is not None and elapsed_ms else None
+    return MeshError(
+        error.code(),
+        error.details() or error.code().name,
+        **details._asdict(),
+        ledger=ledger,
+        elapsed_ms=elapsed_ms,
+    )
+
+
+def _parse_ledger(error: grpc.aio.AioRpcError) -> common_pb2.Ledger | None:
+    for key, value in error.trailing_metadata():
+        if key == _LEDGER_KEY and isinstance(value, bytes):
+            try:
+                return common_pb2.Ledger.FromString(value)
+            except DecodeError:
+                return None
+    return None
 
 
 def _parse_details(error: grpc.aio.AioRpcError) -> _Details:

@@ -21,12 +21,14 @@ from typing import NamedTuple, TypeAlias, Unpack
 import grpc
 
 from firsttoken._errors import MeshError, Violation, to_mesh_error
+from firsttoken._ledger import SEGMENTS, as_seen
 from firsttoken._requests import Options, Prompt, build_request
 from firsttoken._security import File, TlsOptions, check_key
 from firsttoken.common.v1 import common_pb2
 from firsttoken.router.v1 import inference_pb2, inference_pb2_grpc
 
 __all__ = [
+    "SEGMENTS",
     "Answer",
     "GenerationStream",
     "MeshClient",
@@ -44,13 +46,6 @@ MAX_MESSAGE_BYTES = 16 << 20
 # A year: gRPC takes much longer ones, and infinity, for no time at all.
 MAX_DEADLINE_S = 366 * 24 * 3600.0
 BYTES_PER_TOKEN = 4
-
-# Names of the segments of TTFT, in the order a request meets them.
-SEGMENTS = tuple(
-    field.name.removesuffix("_ms")
-    for field in common_pb2.Ledger.DESCRIPTOR.fields
-    if field.name != "total_ms"
-)
 
 Call: TypeAlias = (
     "grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]"
@@ -126,7 +121,8 @@ class Answer:
 
     `ledger` says where the time to first token went: segment to milliseconds.
     With `residual_ms`, which no segment owns, it adds up to `ttft_ms`, as this client
-    measured it from the call to the first token.
+    measured it from the call to the first token. `hidden`: work beside that, name to
+    milliseconds. MeshError has a ledger, too.
     """
 
     text: str
@@ -141,6 +137,7 @@ class Answer:
     ttft_ms: float
     ledger: dict[str, float]
     residual_ms: float
+    hidden: dict[str, float]
     # Between the first and the second token, where another worker computed the prompt.
     handoff_ms: float
     kv_path: KvPath
@@ -320,7 +317,10 @@ class GenerationStream:
         try:
             response = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise to_mesh_error(error) from None
+            # After the first token, time is no part of a ledger any more.
+            is_first = self._first_token_s is None
+            elapsed_s = time.monotonic() - self._started_s if is_first else 0.0
+            raise to_mesh_error(error, elapsed_ms=elapsed_s * 1e3) from None
         except asyncio.CancelledError:
             # grpc.aio raises this for `cancel` and `close` too. Only where this task is
             # being cancelled is it meant for the task.
@@ -334,8 +334,7 @@ class GenerationStream:
     def _finish(self, finished: common_pb2.Finished) -> Answer:
         assert self._first_token_s is not None
         ttft_ms = (self._first_token_s - self._started_s) * 1000
-        ledger = {name: getattr(finished.ledger, f"{name}_ms") for name in SEGMENTS}
-        ledger["transfer"] += ttft_ms - finished.ledger.total_ms
+        ledger = as_seen(finished.ledger, ttft_ms)
         usage = finished.usage
         return Answer(
             text="".join(piece.text for piece in self._pieces),
@@ -353,6 +352,7 @@ class GenerationStream:
             ttft_ms=ttft_ms,
             ledger=ledger,
             residual_ms=ttft_ms - sum(ledger.values()),
+            hidden=dict(finished.ledger.hidden_ms),
             handoff_ms=finished.handoff_ms,
             kv_path=_kv_path(finished.kv_path),
             routing=_routing(finished.routing),

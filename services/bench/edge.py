@@ -17,7 +17,7 @@ from firsttoken.common.v1 import common_pb2
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from firsttoken.router.v1 import inference_pb2, inference_pb2_grpc
 from services.bench.http_stream import HttpStream, open_stream, post
-from services.bench.processes import family
+from services.bench.processes import cpu_s, family
 from services.bench.reuse import WORDS
 from services.core.config import parse
 from services.core.settings import MeshConfig
@@ -164,7 +164,7 @@ async def _load(
         streams = [await stack.enter_async_context(open_stream(url)) for _ in range(concurrency)]
         await asyncio.gather(*(stream.ask(bodies[0]) for stream in streams))
         began_s, client_s = time.perf_counter(), time.process_time()
-        gateway_s, mesh_s = _cpu_s(pids.gateway), sum(map(_cpu_s, pids.mesh))
+        gateway_s, mesh_s = cpu_s(pids.gateway), sum(map(cpu_s, pids.mesh))
         until_s = began_s + load_s
         heard = await asyncio.gather(*(_ask_until(stream, bodies, until_s) for stream in streams))
         took_s = time.perf_counter() - began_s
@@ -172,8 +172,8 @@ async def _load(
             [ttft_s for ttfts_s, _ in heard for ttft_s in ttfts_s],
             sum(num_events for _, num_events in heard),
             took_s,
-            _cpu_s(pids.gateway) - gateway_s,
-            sum(map(_cpu_s, pids.mesh)) - mesh_s,
+            cpu_s(pids.gateway) - gateway_s,
+            sum(map(cpu_s, pids.mesh)) - mesh_s,
             time.process_time() - client_s,
         )
 
@@ -242,12 +242,6 @@ async def _find_mesh(control: str) -> tuple[str, Pids]:
     engines = {each.worker.engine for each in members if each.HasField("worker")}
     mesh = tuple(pid for each in members for pid in family(each, control))
     return ", ".join(sorted(engines)), Pids(gateways[0], mesh)
-
-
-def _cpu_s(pid: int) -> float:
-    """Of all its threads, also those that have ended."""
-    # clock_getcpuclockid(3), which Python lacks; /proc/PID/stat counts in hundredths of a second.
-    return time.clock_gettime(~pid << 3 | 2)
 
 
 def _percentiles(name: str, values_s: Sequence[float]) -> dict[str, float]:

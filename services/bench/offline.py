@@ -1,6 +1,6 @@
 """`kv_aware` beside a router that knows all, where routing is all there is: no time passes.
 
-Both route one request after the other to workers with the same caches (`oracle.Cache`), and
+Both route one request after the other to workers with the same caches, and
 a prompt is computed as soon as it is routed. The oracle looks into the caches; `kv_aware`
 knows what workers report and what it sent them, as in a mesh.
 """
@@ -16,7 +16,8 @@ from router.kv_aware import KvAware
 from router.prompt import Prompt
 from router.reports import Event, EvictedEvent, LoadEvent, Report, SnapshotEvent, StoredEvent
 from services.bench import oracle
-from services.bench.oracle import Cache, Routed
+from services.bench.oracle import Routed
+from services.core.block_cache import Cache
 from services.core.keys import join_keys, root_key
 from services.core.settings import MeshConfig
 from services.core.tokens import BYTES_PER_TOKEN

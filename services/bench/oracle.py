@@ -8,9 +8,9 @@ the prompt. Caches evict what was used longest ago, a chain's tail before its he
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
 from typing import NamedTuple, TypeAlias
 
+from services.core.block_cache import Cache
 from services.core.workload import Arrival
 
 
@@ -39,49 +39,6 @@ class Routed(NamedTuple):
     @property
     def _mean(self) -> float:
         return max(sum(self.uncached_tokens), 1) / len(self.uncached_tokens)
-
-
-class Cache:
-    """A worker's blocks, those used longest ago first. `num_blocks` None: it never forgets."""
-
-    def __init__(self, num_blocks: int | None = None) -> None:
-        self.num_blocks = num_blocks
-        self._blocks: dict[bytes, None] = {}
-
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    def match(self, chain: Sequence[bytes]) -> int:
-        """How many blocks of `chain` are here. A block never outlives those before it."""
-        blocks = self._blocks
-        if not chain or chain[0] not in blocks:
-            return 0
-        low, high = 1, len(chain)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if chain[middle - 1] in blocks:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
-    def use(self, chain: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Its blocks are the ones used last; what then is too much goes, and is returned."""
-        blocks = self._blocks
-        if self.num_blocks is None:
-            blocks.update(dict.fromkeys(chain))
-            return ()
-        # What does not fit is not kept: its head is worth more than its tail.
-        for key in reversed(chain[: self.num_blocks]):
-            blocks.pop(key, None)
-            blocks[key] = None
-        evicted = tuple(islice(blocks, max(0, len(blocks) - self.num_blocks)))
-        for key in evicted:
-            del blocks[key]
-        return evicted
-
-    def check_integrity(self) -> None:
-        assert self.num_blocks is None or len(self._blocks) <= self.num_blocks
 
 
 # Which worker: from the uncached tokens of the prompt at each, and those it had before.

@@ -8,7 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 from services.bench import reuse
-from services.cli import bench_edge, bench_kv, bench_ladder, bench_route, rpc
+from services.cli import (
+    bench_edge,
+    bench_kv,
+    bench_ladder,
+    bench_ledger,
+    bench_route,
+    bench_telemetry,
+    rpc,
+)
 
 MAX_COUNT = 1_000_000
 
@@ -29,7 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench_route.add_arguments(route)
     ladder = benchmarks.add_parser("ladder", help="one optimisation after the other")
     bench_ladder.add_arguments(ladder)
-    for parser in (shared, kv, edge, route, ladder):
+    closed = benchmarks.add_parser(
+        "ledger", help="how much of the time to first token has an owner"
+    )
+    bench_ledger.add_arguments(closed)
+    told = benchmarks.add_parser("telemetry", help="what telling the observer costs")
+    bench_telemetry.add_arguments(told)
+    for parser in (told, closed, shared, kv, edge, route, ladder):
         parser.add_argument("--json", action="store_true", help="end with one line of JSON")
 
 
@@ -43,6 +57,18 @@ def run(arguments: argparse.Namespace) -> int:
             return bench_ladder.exit_status(document)
         case "kv":
             measuring, show = bench_kv.measure(arguments.parts), bench_kv.show
+        case "ledger":
+            measuring = bench_ledger.measure(
+                num_requests=arguments.requests, concurrency=arguments.concurrency
+            )
+            show = bench_ledger.show
+        case "telemetry":
+            measuring = bench_telemetry.measure(
+                num_turns=arguments.turns,
+                requests_per_turn=arguments.requests,
+                feed_s=arguments.seconds,
+            )
+            show = bench_telemetry.show
         case "edge":
             measuring = bench_edge.measure(arguments.engines, load_s=arguments.seconds)
             show = bench_edge.show

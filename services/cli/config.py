@@ -10,7 +10,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
-from services.cli import reference, rpc
+from services.cli import effects, reference, rpc
+from services.cli.observer import ask
+from services.cli.plain import plain
 from services.cli.settings import parse_assignments, unknown_key
 from services.core.config import flatten, from_json
 
@@ -39,6 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     change.set_defaults(act=_set)
 
     diff = actions.add_parser("diff", help="print what differs from the defaults")
+    diff.add_argument(
+        "--effect",
+        action="store_true",
+        help="print each change of this mesh, and what TTFT, TPOT and hit rate were before and"
+        " after it",
+    )
     diff.set_defaults(act=_diff)
 
     docs = actions.add_parser("docs", help="print the reference of all settings, as Markdown")
@@ -52,6 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.act is None:
         print(reference.render(), end="")
+    elif getattr(arguments, "effect", False):
+        found = ask(arguments, "api", "effects")
+        print(json.dumps(found) if arguments.json else "\n".join(map(plain, effects.show(found))))
     else:
         rpc.run(arguments.act(arguments))
     return 0

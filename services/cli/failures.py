@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from services.cli.plain import plain
+
 BAD_REQUEST = 1
 # As uvicorn does, so that a supervisor knows that trying again will not help.
 CANNOT_START = 3
@@ -16,7 +18,7 @@ class Failure(Exception):
     """
 
     def __init__(self, message: str, *, exit_status: int = BAD_REQUEST, **fields: Any) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(plain(" ".join(message.split())))
         self.exit_status = exit_status
         self._fields = fields
 

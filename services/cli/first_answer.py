@@ -28,7 +28,13 @@ def describe_openness(config: MeshConfig, tls: Tls | None) -> str:
 
 
 def print_endpoints(
-    router: str, control: str, edge: HttpEdge | None, *, tls: Tls | None, simulated: bool
+    router: str,
+    control: str,
+    edge: HttpEdge | None,
+    *,
+    page: str,
+    tls: Tls | None,
+    simulated: bool,
 ) -> None:
     """Where the mesh is, and how to use it."""
     command = _command()
@@ -41,6 +47,8 @@ def print_endpoints(
         f"  control  {control}   {command} status{to_control}{encrypted}",
         "",
     ]
+    if page:
+        lines[-1:] = [f"  page     {page}   where the time to the first token goes", ""]
     if edge is not None:
         lines[-1:] = [f"  http     {edge.url}", "", f"  {curl_command(edge)}", ""]
         lines += [*(f"  {line}" for line in python_lines(edge)), ""]

@@ -29,7 +29,11 @@ COMMANDS = {
     "config": "read and change a mesh's configuration",
     "keys": "make API keys, by which callers are told apart",
     "kv": "show what the KV stores hold, and drop it",
+    "probe": "say whether a process serves, for health checks",
     "bench": "measure a running mesh",
+    "why": "say why a request's prompt was not in a cache",
+    "hygiene": "show which changing text keeps prompts out of the caches",
+    "doctor": "say why first tokens are late, and what to change",
     "replay": "show what recorded requests would have met with other settings",
 }
 

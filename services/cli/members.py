@@ -28,6 +28,8 @@ def describe(member: control_pb2.Member) -> str:
     if member.state != READY:
         return member.detail or state_name(member)
     parts = [f"ready on {member.address}"]
+    if member.http_address:
+        parts = [f"ready, its page on {member.http_address}"]
     if member.model:
         parts.append(member.model)
     if member.worker.engine:

@@ -23,10 +23,12 @@ T = TypeVar("T")
 ANY_PORT = "127.0.0.1:0"
 CONTROL, TOKENIZER, WORKER, ROUTER = "services.control", "services.tokenizer", "worker", "router"
 KVSTORE, REDIS, GATEWAY = "kvstore", "services.cli.local_redis", "services.gateway"
-# Nothing new comes in, then what is running ends, then what it needed.
-STOP_ORDER = (GATEWAY, ROUTER, WORKER, KVSTORE, REDIS, TOKENIZER, CONTROL)
-# The mesh goes on without these: it computes what it cannot load.
-OPTIONAL = (KVSTORE, REDIS)
+OBSERVER = "services.observer"
+# Nothing new comes in, then what is running ends, then what it needed. The observer hears
+# the last of all of them.
+STOP_ORDER = (GATEWAY, ROUTER, WORKER, KVSTORE, REDIS, TOKENIZER, OBSERVER, CONTROL)
+# The mesh goes on without these: it computes what it cannot load, and is not observed.
+OPTIONAL = (KVSTORE, REDIS, OBSERVER)
 
 
 class Report(Protocol):
@@ -37,12 +39,14 @@ class Report(Protocol):
 class Listens(NamedTuple):
     """Where those listen that others call: host:port, with port 0 for any.
 
-    `http`: the gateway; "" starts none. `mtls`: the router's port for certificates, if any.
+    `http`: the gateway, `page`: the observer; "" starts none. `mtls`: the router's port for
+    certificates, if any.
     """
 
     router: str = ANY_PORT
     control: str = ANY_PORT
     http: str = ""
+    page: str = ""
     mtls: str = ""
 
 
@@ -102,9 +106,12 @@ class LocalMesh:
     @property
     def http(self) -> str:
         """The gateway's URL; "" where there is none."""
-        if not self._plan.listens.http:
-            return ""
-        return f"{'https' if self.tls else 'http'}://{self._address(GATEWAY)}"
+        return self._url(GATEWAY) if self._plan.listens.http else ""
+
+    @property
+    def page(self) -> str:
+        """The observer's URL; "" where there is none."""
+        return self._url(OBSERVER) if self._plan.listens.page else ""
 
     async def __aenter__(self) -> LocalMesh:
         self._running = asyncio.create_task(self._run(), name="mesh")
@@ -192,6 +199,9 @@ class LocalMesh:
         for fd in self._lifeline_fds:
             os.close(fd)
 
+    def _url(self, module: str) -> str:
+        return f"{'https' if self.tls else 'http'}://{self._address(module)}"
+
     def _address(self, module: str) -> str:
         return next(s.address for s in self._supervisors if s.service.module == module)
 
@@ -240,22 +250,16 @@ def _members(plan: MeshPlan, control: str) -> list[Service]:
             listen=plan.listens.router,
             keeps_address=True,
         ),
-        *_gateways(plan, joined),
+        *_http("gateway", GATEWAY, plan.listens.http, joined),
+        *_http("observer", OBSERVER, plan.listens.page, joined),
     ]
 
 
-def _gateways(plan: MeshPlan, joined: tuple[str, ...]) -> list[Service]:
-    if not plan.listens.http:
+def _http(name: str, module: str, listen: str, joined: tuple[str, ...]) -> list[Service]:
+    if not listen:
         return []
-    return [
-        Service(
-            name="gateway",
-            module=GATEWAY,
-            arguments=joined,
-            listen=plan.listens.http,
-            keeps_address=True,
-        )
-    ]
+    service = Service(name=name, module=module, arguments=joined, listen=listen, keeps_address=True)
+    return [service]
 
 
 def _tls(plan: MeshPlan) -> tuple[str, ...]:

@@ -54,6 +54,7 @@ async def run_quiet_mesh(
     num_prefill_workers: int = 0,
     with_kvstore: bool = True,
     with_gateway: bool = False,
+    with_observer: bool = False,
     restarts: Callable[[], RestartPolicy] = RestartPolicy,
 ) -> AsyncIterator[LocalMesh]:
     """A ready mesh of one's own, which says nothing and leaves nothing behind."""
@@ -65,7 +66,9 @@ async def run_quiet_mesh(
             num_workers=num_workers,
             num_prefill_workers=num_prefill_workers,
             with_kvstore=with_kvstore,
-            listens=Listens(http=ANY_PORT if with_gateway else ""),
+            listens=Listens(
+                http=ANY_PORT if with_gateway else "", page=ANY_PORT if with_observer else ""
+            ),
         )
         with RunLogs(directory, least_level=logging.CRITICAL) as logs:
             mesh = LocalMesh(plan, logs=logs, report=lambda name, text: None, restarts=restarts)

@@ -22,7 +22,7 @@ MAX_WORKERS = 4096
 _SECTIONS = ("router.", "worker.")
 # Other settings have no part in a replay: its engine is simulated, it has neither stores nor
 # prefill workers, and nothing goes over a network.
-_SETTINGS = frozenset(
+SETTINGS = frozenset(
     (
         *("router.routing_strategy", "router.index_max_blocks", "router.prefix_length"),
         *("router.concurrency_threshold", "router.max_queue", "router.batch_ageing_s"),
@@ -92,9 +92,9 @@ def _changes(assignments: list[str]) -> dict[str, Any]:
         if not key.startswith(_SECTIONS):
             sections = " and ".join(_SECTIONS)
             raise Failure(f"--set {key}: only settings of {sections} have a part in a replay")
-        if key in known and key not in _SETTINGS:
+        if key in known and key not in SETTINGS:
             section = key[: key.index(".") + 1]
-            names = sorted(each for each in _SETTINGS if each.startswith(section))
+            names = sorted(each for each in SETTINGS if each.startswith(section))
             raise Failure(
                 f"--set {key}: it has no part in a replay; those that have: {', '.join(names)}"
             )

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from services.cli.rpc import API_KEY_VARIABLE
 
 QUESTION = "Why is the sky blue?"
+# Without it, an answer is as long as the context allows.
+MAX_TOKENS = 100
 
 
 class HttpEdge(NamedTuple):
@@ -21,7 +23,8 @@ class HttpEdge(NamedTuple):
 
 
 def curl_command(edge: HttpEdge) -> str:
-    body = {"model": edge.model, "messages": [{"role": "user", "content": QUESTION}]}
+    messages = [{"role": "user", "content": QUESTION}]
+    body = {"model": edge.model, "messages": messages, "max_tokens": MAX_TOKENS}
     parts = ["curl"]
     if edge.ca_file:
         parts += ["--cacert", shlex.quote(edge.ca_file)]
@@ -46,6 +49,7 @@ def python_lines(edge: HttpEdge) -> list[str]:
         *imports,
         f"client = OpenAI({', '.join(arguments)})",
         f'messages = [{{"role": "user", "content": "{QUESTION}"}}]',
-        f'answer = client.chat.completions.create(model="{edge.model}", messages=messages)',
+        f'options = {{"model": "{edge.model}", "max_tokens": {MAX_TOKENS}}}',
+        "answer = client.chat.completions.create(messages=messages, **options)",
         "print(answer.choices[0].message.content)",
     ]

@@ -63,6 +63,8 @@ async def _describe(member: control_pb2.Member, tls: Tls | None, *, has_l2: bool
         "model": member.model,
         "detail": member.detail,
     }
+    if member.role == control_pb2.MEMBER_ROLE_OBSERVER:
+        fields["page"] = member.http_address
     if member.role == control_pb2.MEMBER_ROLE_WORKER:
         fields["worker"] = {**rpc.plain(member.worker), "role": worker_role_name(member.worker)}
         fields["load"] = await _load(member.address, tls)
@@ -151,6 +153,8 @@ def _remark(member: dict[str, Any]) -> str:
         capacity = member["worker"]
         role = "" if capacity["role"] == "both" else f"for {capacity['role']}"
         parts += [capacity["engine"], role, _describe_load(member["load"], capacity)]
+    if member.get("page"):
+        parts.append(f"page on {member['page']}")
     if "routing" in member:
         parts.append(_describe_routing(member["routing"]))
     if "kvstore" in member:

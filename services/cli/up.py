@@ -39,6 +39,7 @@ HOST = "127.0.0.1"
 ROUTER_PORT = 7100
 CONTROL_PORT = 7101
 HTTP_PORT = 7180
+PAGE_PORT = 7190
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -59,6 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--http-port", type=_port, metavar="N",
         help=f"the gateway's, for OpenAI's clients (default {HTTP_PORT}; 0: any)")  # fmt: skip
     add("--no-gateway", action="store_true", help="gRPC alone, no HTTP")
+    add("--page-port", type=_port, metavar="N",
+        help=f"the observer's, for its page (default {PAGE_PORT}; 0: any)")  # fmt: skip
+    add("--no-observer", action="store_true", help="no page, no traces, no metrics")
     add("--tls", nargs="?", const="", default=os.environ.get(TLS_DIR_VARIABLE) or None,
         metavar="DIR", help="encrypt everything, with the certificates in DIR; those that DIR"
         " lacks are made, by a CA of this machine's own (default: of this run alone)")  # fmt: skip
@@ -66,9 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --tls, one more port, on which callers show certificates")  # fmt: skip
     add("--exec", metavar="CMD",
         help="run CMD through the shell against the ready mesh, with FIRSTTOKEN_ROUTER and"
-        " FIRSTTOKEN_CONTROL (host:port), FIRSTTOKEN_HTTP (a URL), and FIRSTTOKEN_TLS_DIR, in"
-        " its environment, stop everything, and exit with CMD's status; ports not given are"
-        " then any")  # fmt: skip
+        " FIRSTTOKEN_CONTROL (host:port), FIRSTTOKEN_HTTP, FIRSTTOKEN_PAGE (URLs), and"
+        " FIRSTTOKEN_TLS_DIR, in its environment, stop everything, and exit with CMD's status;"
+        " ports not given are then any")  # fmt: skip
     add("--no-prompt", action="store_true", help="do not answer a first prompt")
     add("--verbose", action="store_true", help="show all that the services log")
 
@@ -142,12 +146,18 @@ async def _serve(
                 "FIRSTTOKEN_ROUTER": mesh.router,
                 "FIRSTTOKEN_CONTROL": mesh.control,
                 "FIRSTTOKEN_HTTP": mesh.http,
+                "FIRSTTOKEN_PAGE": mesh.page,
                 TLS_DIR_VARIABLE: str(mesh.tls.directory) if mesh.tls else "",
             }
             return await mesh.run_beside(run_shell_command(arguments.exec, environment))
         simulated = config.worker.engine == SIMULATED
         print_endpoints(
-            mesh.router, mesh.control, _http_edge(mesh, config), tls=mesh.tls, simulated=simulated
+            mesh.router,
+            mesh.control,
+            _http_edge(mesh, config),
+            page=mesh.page,
+            tls=mesh.tls,
+            simulated=simulated,
         )
         if config.tenants and not os.environ.get(API_KEY_VARIABLE):
             screen.report("mesh", f"answers no first prompt: a caller needs {API_KEY_VARIABLE}")
@@ -209,13 +219,16 @@ def _tls_dir(directory: Path) -> Path:
 
 def _listens(arguments: argparse.Namespace) -> Listens:
     has_mtls, has_http = arguments.mtls_port is not None, not arguments.no_gateway
+    has_page = not arguments.no_observer
     if has_mtls and arguments.tls is None:
         raise Failure("--mtls-port needs --tls", exit_status=CANNOT_START)
-    defaults = (0, 0, 0) if arguments.exec else (ROUTER_PORT, CONTROL_PORT, HTTP_PORT)
+    usual = (ROUTER_PORT, CONTROL_PORT, HTTP_PORT, PAGE_PORT)
+    defaults = (0, 0, 0, 0) if arguments.exec else usual
     return Listens(
         router=_listen("--port", arguments.port, defaults[0]),
         control=_listen("--control-port", arguments.control_port, defaults[1]),
         http=_listen("--http-port", arguments.http_port, defaults[2]) if has_http else "",
+        page=_listen("--page-port", arguments.page_port, defaults[3]) if has_page else "",
         mtls=_listen("--mtls-port", arguments.mtls_port, 0) if has_mtls else "",
     )
 

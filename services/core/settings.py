@@ -548,7 +548,7 @@ class GatewaySettings:
 class TelemetrySettings:
     otlp_endpoint: str = setting(
         "",
-        "OTLP gRPC collector; empty exports nothing.",
+        "OTLP gRPC collector to which the observer exports spans and metrics; empty: none.",
         form=OTLP_ENDPOINT,
         at_start=True,
     )
@@ -557,6 +557,39 @@ class TelemetrySettings:
     )
     log_level: str = setting(
         "info", "Least severity logged.", choices=("debug", "info", "warning", "error")
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserverSettings:
+    enabled: bool = setting(True, "Tell the observer of requests, and how each process is.")
+    key_hashes: str = setting(
+        "",
+        "Who may see the page: keys, hashed; `firsttoken keys new` makes one of each. A browser"
+        " asks for it as a password. Empty: whoever reaches it.",
+        form=KEY_HASHES,
+    )
+    window_minutes: float = setting(
+        60.0, "For how long requests are kept.", low=1, high=1440, at_start=True
+    )
+    max_requests: int = setting(
+        5000, "Requests kept at most, about 10 KB each.", low=10, high=1_000_000, at_start=True
+    )
+    slow_ttft_ms: float = setting(
+        0.0,
+        "Spans of requests whose first token came later than this are always exported, as are"
+        " those of the slowest twentieth of a class, and of failed ones; 0: no time is slow.",
+        low=0,
+        high=600_000,
+    )
+    slo_ttft_ms: float = setting(
+        500.0,
+        "A first token that comes later counts against the objective that alerts watch.",
+        low=1,
+        high=600_000,
+    )
+    show_text: bool = setting(
+        False, "Show text of prompts to whoever may see the page; else only where tokens differ."
     )
 
 
@@ -608,23 +641,66 @@ class TenantSettings:
 class DelaySettings:
     """Delays to inject, in milliseconds: they show that each lands in its own segment."""
 
-    router_queue: float = setting(0.0, "While queued in the router.", low=0, high=60_000)
+    gateway_read: float = setting(
+        0.0, "While the body of an HTTP request comes.", low=0, high=60_000
+    )
+    gateway_parse: float = setting(
+        0.0, "While the gateway makes a request of it.", low=0, high=60_000
+    )
+    gateway_unowned: float = setting(
+        0.0, "In the gateway, where no segment owns it.", low=0, high=60_000
+    )
+    gateway_to_router: float = setting(
+        0.0, "On the way from gateway to router.", low=0, high=60_000
+    )
+    gateway_to_client: float = setting(
+        0.0, "On the way from gateway to client.", low=0, high=60_000
+    )
+    router_check: float = setting(0.0, "While the router checks a request.", low=0, high=60_000)
+    router_unowned: float = setting(
+        0.0, "In the router, where no segment owns it.", low=0, high=60_000
+    )
     router_to_tokenizer: float = setting(
         0.0, "On the way from router to tokenizer.", low=0, high=60_000
     )
     tokenizer_encode: float = setting(0.0, "While encoding.", low=0, high=60_000)
+    tokenizer_unowned: float = setting(
+        0.0, "In the tokenizer, where no segment owns it.", low=0, high=60_000
+    )
+    router_queue: float = setting(0.0, "While queued in the router.", low=0, high=60_000)
     router_route: float = setting(0.0, "While choosing a worker.", low=0, high=60_000)
     router_to_worker: float = setting(0.0, "On the way from router to worker.", low=0, high=60_000)
-    router_unowned: float = setting(
-        0.0, "In the router, where no segment owns it.", low=0, high=60_000
+    router_to_client: float = setting(0.0, "On the way from router to client.", low=0, high=60_000)
+    worker_unowned: float = setting(
+        0.0, "In the worker, where no segment owns it.", low=0, high=60_000
     )
     worker_prefill_queue: float = setting(
         0.0, "In the worker, before a batch takes the request.", low=0, high=60_000
     )
+    worker_between_steps: float = setting(
+        0.0, "Between two steps of one prompt.", low=0, high=60_000
+    )
+    worker_kv_match: float = setting(
+        0.0, "While the KV store is asked what it has.", low=0, high=60_000
+    )
     worker_kv_load: float = setting(0.0, "While cached KV is loaded.", low=0, high=60_000)
     worker_prefill: float = setting(0.0, "While the prompt is computed.", low=0, high=60_000)
-    worker_unowned: float = setting(
-        0.0, "In the worker, where no segment owns it.", low=0, high=60_000
+    worker_sampling: float = setting(0.0, "While the first token is sampled.", low=0, high=60_000)
+    worker_from_core: float = setting(
+        0.0, "On the way of a token from the engine core.", low=0, high=60_000
+    )
+    worker_to_router: float = setting(0.0, "On the way from worker to router.", low=0, high=60_000)
+    handoff_reserve: float = setting(
+        0.0, "Before a hand-off, while there is no room for its KV.", low=0, high=60_000
+    )
+    handoff_call: float = setting(
+        0.0, "On the way from decode worker to prefill worker.", low=0, high=60_000
+    )
+    handoff_unowned: float = setting(
+        0.0, "In the prefill worker, where no segment owns it.", low=0, high=60_000
+    )
+    handoff_first_token: float = setting(
+        0.0, "On the way from prefill worker to decode worker.", low=0, high=60_000
     )
 
 
@@ -643,6 +719,7 @@ class MeshConfig:
     kvstore: KvStoreSettings = field(default_factory=KvStoreSettings)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+    observer: ObserverSettings = field(default_factory=ObserverSettings)
     # By name.
     tenants: Mapping[str, TenantSettings] = field(default_factory=dict)
     debug: DebugSettings = field(default_factory=DebugSettings)

@@ -43,10 +43,11 @@ def ledger_json(ledger: Ledger) -> dict[str, float]:
 
 
 def server_timing(ledger: Ledger) -> str:
-    """https://www.w3.org/TR/server-timing/"""
+    """https://www.w3.org/TR/server-timing/; of a failed request, all the time until then."""
     spent = [f"{segment};dur={_ms(ledger.spent_s(segment))}" for segment in Segment]
     residual = f"residual;dur={_ms(ledger.residual_s)}"
-    return ", ".join([*spent, residual, f"ttft;dur={_ms(ledger.total_s)}"])
+    total = "total" if ledger.first_token_s is None else "ttft"
+    return ", ".join([*spent, residual, f"{total};dur={_ms(ledger.total_s)}"])
 
 
 def journey_json(index: int, ledger: Ledger, finished: common_pb2.Finished) -> dict[str, Any]:
@@ -54,6 +55,7 @@ def journey_json(index: int, ledger: Ledger, finished: common_pb2.Finished) -> d
     return {
         "index": index,
         "ledger": ledger_json(ledger),
+        "hidden": {f"{name}_ms": _ms(spent_s) for name, spent_s in ledger.hidden_s.items()},
         "trace_id": finished.trace_id,
         "generation": finished.generation,
         "worker_id": finished.worker_id,

@@ -117,6 +117,7 @@ def journey() -> Schema:
             {
                 "index": count(),
                 "ledger": {"type": "object", "additionalProperties": {"type": "number"}},
+                "hidden": {"type": "object", "additionalProperties": {"type": "number"}},
                 "trace_id": {"type": "string"},
                 "worker_id": {"type": "string"},
             }

@@ -18,25 +18,24 @@ from services.gateway.server import HttpServer
 from services.gateway.upstream import Routers, read_members
 from services.runtime.channels import Channels
 from services.runtime.identity import identify
-from services.runtime.telemetry import TraceContext, Tracing
+from services.runtime.reporter import Reporter
+from services.runtime.telemetry import TraceContext
 
 
 class Gateway:
     """Configuration and membership, each swapped whole when control pushes another."""
 
     def __init__(
-        self, snapshot: Snapshot, served: Served, channels: Channels, tracing: Tracing
+        self, snapshot: Snapshot, served: Served, channels: Channels, reporter: Reporter
     ) -> None:
         self.served = served
         self.started_unix_s = int(time.time())
-        self.tracing = tracing
+        self.reporter = reporter
         self.routers = Routers(channels)
         self.members = read_members((), served.model)
         self.metrics = Metrics()
-        self.metrics.watch(
-            "mesh_calls_in_flight", "Calls open at routers.", lambda: self.routers.num_calls
-        )
-        self.metrics.watch("ready", "1: there is a router, and a worker.", lambda: not self.problem)
+        self.metrics.watch("mesh_calls_in_flight", lambda: self.routers.num_calls)
+        self.metrics.watch("ready", lambda: not self.problem)
         # It takes no new requests.
         self.is_draining = False
         self.configure(snapshot)
@@ -53,8 +52,7 @@ class Gateway:
             self.served = self.served._replace(max_context_tokens=most)
 
     def watch_server(self, server: HttpServer) -> None:
-        text = "Connections of clients."
-        self.metrics.watch("connections", text, lambda: server.num_connections)
+        self.metrics.watch("connections", lambda: server.num_connections)
 
     def drain(self) -> None:
         """From now on it is not ready."""
@@ -74,7 +72,7 @@ class Gateway:
         return "" if self.members.num_workers else "no worker is ready"
 
     def samples(self, caller: TraceContext) -> bool:
-        return self.tracing.decide(caller, self.snapshot.config.telemetry.sample_ratio)
+        return self.reporter.decide(caller, self.snapshot.config.telemetry.sample_ratio)
 
     def authorize(self, exchange: Exchange) -> Tenant:
         """Raises ApiError for a caller that is nobody's. The router asks once more."""

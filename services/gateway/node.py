@@ -10,12 +10,13 @@ from contextlib import AsyncExitStack
 from firsttoken.control.v1 import control_pb2
 from services.gateway.app import Edge
 from services.gateway.gateway import Gateway
+from services.gateway.metrics import METRICS
 from services.gateway.served import load_served
 from services.gateway.server import HttpServer
 from services.runtime.channels import Channels
 from services.runtime.membership import ControlClient
+from services.runtime.reporter import Reporter
 from services.runtime.resource import Resource
-from services.runtime.telemetry import Tracing
 from services.runtime.tls import Tls
 
 
@@ -52,18 +53,20 @@ class GatewayNode(Resource):
             ControlClient(self._control, self._member(), tls=self._tls)
         )
         config = control.snapshot.config
-        tracing = await stack.enter_async_context(
-            Tracing(config.telemetry.otlp_endpoint, service="gateway", member_id=self.id)
+        reporter = await stack.enter_async_context(
+            Reporter(service="gateway", member_id=self.id, tls=self._tls)
         )
         served = await asyncio.to_thread(
             load_served, config.mesh, max_context_tokens=config.worker.max_context_tokens
         )
         channels = await stack.enter_async_context(Channels(self._tls))
-        self._gateway = Gateway(control.snapshot, served, channels, tracing)
+        self._gateway = Gateway(control.snapshot, served, channels, reporter)
         self._server = HttpServer(Edge(self._gateway), self._listen, config.gateway, tls=self._tls)
         self._gateway.watch_server(self._server)
         control.on_config(self._gateway.configure)
         control.on_members(self._gateway.update_members)
+        reporter.follow(control)
+        reporter.watch(METRICS, self._gateway.metrics.read)
         await stack.enter_async_context(self._server)
         self.address = self._server.address
         control.update(

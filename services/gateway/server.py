@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import socket
 import ssl
 from contextlib import AsyncExitStack
 from email.utils import formatdate
@@ -15,9 +13,9 @@ from uvicorn.server import ServerState
 
 from services.core.settings import GatewaySettings
 from services.gateway.connection import Connection, ConnectionBounds, make_config
+from services.runtime.listening import bind
 from services.runtime.logs import event
 from services.runtime.resource import Resource
-from services.runtime.startup import StartupError, parse_listen
 from services.runtime.tasks import end_tasks
 from services.runtime.tls import CERTIFICATE_FILE, KEY_FILE, Tls
 
@@ -63,7 +61,7 @@ class HttpServer(Resource):
             settings.write_timeout_s,
         )
         context = self._new_context()
-        listening, self.address = await _bind(self._listen)
+        listening, self.address = await bind(self._listen)
         self._tick(context)
         self._server = await asyncio.get_running_loop().create_server(
             lambda: Connection(config, self._state, bounds),
@@ -125,32 +123,6 @@ class HttpServer(Resource):
         except (OSError, ssl.SSLError) as error:  # caught halfway through a change
             self._tls_generation = 0
             event(logger, logging.ERROR, "TLS files not taken", reason=str(error))
-
-
-async def _bind(listen: str) -> tuple[socket.socket, str]:
-    """The first address of the host that can be had."""
-    host, port = parse_listen(listen)
-    bare = host.removeprefix("[").removesuffix("]") or None
-    loop = asyncio.get_running_loop()
-    try:
-        found = await loop.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or "no such host"
-        raise StartupError(f"cannot listen on {listen}: {reason}") from error
-    reason = "it has no address"
-    for family, kind, protocol, _, address in found:
-        listening = socket.socket(family, kind, protocol)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(address)
-        except OSError as error:
-            listening.close()
-            reason = error.strerror or str(error)
-            if error.errno == errno.EADDRINUSE:
-                reason = "the port is in use; choose another"
-        else:
-            return listening, f"{host}:{listening.getsockname()[1]}"
-    raise StartupError(f"cannot listen on {listen}: {reason}")
 
 
 async def _until_empty(things: set[Any], patience_s: float) -> None:

@@ -18,6 +18,7 @@ from firsttoken.control.v1 import control_pb2
 from firsttoken.router.v1 import inference_pb2, inference_pb2_grpc
 from services.gateway.errors import unavailable
 from services.runtime.channels import Channels
+from services.runtime.delays import inject
 
 Response: TypeAlias = inference_pb2.GenerateResponse
 Call: TypeAlias = "grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, Response]"
@@ -119,15 +120,17 @@ class MeshAnswer:
         metadata: tuple[tuple[str, str], ...],
         *,
         timeout_s: float,
+        delay_ms: float = 0.0,
     ) -> None:
         self._routers = routers
+        self._delay_ms = delay_ms
         self._request = request
         self._metadata = metadata
         self._timeout_s = timeout_s
         self._call: Call | None = None
         self._address = ""
         self._is_complete = False
-        # When the call was opened that gave the first message, and when that came.
+        # When the last call was opened, and when the first message came.
         self.called_s = 0.0
         self.first_message_s = 0.0
 
@@ -160,11 +163,12 @@ class MeshAnswer:
             self._release()
             self._address = address
             self.called_s = time.monotonic()
+            await inject(self._delay_ms)
             self._call = self._routers.open(
                 address, self._request, self._metadata, deadline_s - self.called_s
             )
             try:
-                response = await _read(self._call)
+                response = await _read(self._call, called_s=self.called_s)
             except MeshError as failure:
                 # One that says why is there, and another one would say the same.
                 if not _says_nothing(failure):
@@ -230,11 +234,13 @@ async def merge(answers: Sequence[MeshAnswer]) -> AsyncGenerator[tuple[int, Resp
                     read.exception()  # nobody else asks for it
 
 
-async def _read(call: Call) -> Response | None:
+async def _read(call: Call, *, called_s: float | None = None) -> Response | None:
+    """`called_s`: for the ledger of a call that fails before it brings anything."""
     try:
         response = await call.read()
     except grpc.aio.AioRpcError as error:
-        raise to_mesh_error(error) from None
+        elapsed_s = 0.0 if called_s is None else time.monotonic() - called_s
+        raise to_mesh_error(error, elapsed_ms=elapsed_s * 1e3) from None
     except asyncio.CancelledError:
         # grpc.aio raises this also where the channel was closed under the call. Only
         # where this task is being cancelled is it meant for the task.

@@ -150,11 +150,15 @@ async def _abort(error: Exception, context: Context, method: str) -> NoReturn:
         raise error
     if isinstance(error, grpc.aio.AioRpcError):
         details = [pair for pair in error.trailing_metadata() if pair[0] == DETAILS_KEY]
-        await context.abort(error.code(), error.details() or "", tuple(details))
+        trailing = (*context.trailing_metadata(), *details)
+        await context.abort(error.code(), error.details() or "", trailing)
     if not isinstance(error, MeshError):
         logger.error("%s failed", method, exc_info=error)
         error = MeshError("internal error")
-    await context.abort_with_status(rpc_status.to_status(to_status(error)))
+    status = rpc_status.to_status(to_status(error))
+    # What the handler has set would be left out otherwise.
+    trailing = (*context.trailing_metadata(), *status.trailing_metadata)
+    await context.abort(status.code, status.details, trailing)
     raise AssertionError("abort returned")
 
 

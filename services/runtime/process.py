@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -50,14 +51,15 @@ class ProcessOptions:
     tls_dir: Path | None = None
     insecure: bool = False
 
-    def open_tls(self) -> Tls | None:
+    def open_tls(self, *more_listens: str) -> Tls | None:
         """What is in `tls_dir`. Raises StartupError when it is of no use.
 
-        Without one, also where `listen` can be reached from elsewhere.
+        Without one, also where `listen`, or one of `more_listens`, can be reached from elsewhere.
         """
         if self.tls_dir is not None:
             return Tls(self.tls_dir)
-        require_private(self.listen, insecure=self.insecure)
+        for listen in (self.listen, *filter(None, more_listens)):
+            require_private(listen, insecure=self.insecure)
         return None
 
 
@@ -142,6 +144,9 @@ async def _run(
         nonlocal started
         async with make_node() as node:
             started = True
+            # What is there now stays: no collection of garbage need look at it again.
+            gc.collect()
+            gc.freeze()
             _announce(options, node.address)
             await stop.wait()
             event(logger, logging.INFO, f"{options.service} stopping")

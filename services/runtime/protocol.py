@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Literal, TypeAlias, get_args
+
+import grpc
+from google.protobuf.message import DecodeError
 
 from firsttoken.common.v1 import common_pb2
 from services.core.errors import InvalidArgument
 from services.core.ledger import Ledger, Segment
 from services.core.sampling import Sampling
+from services.runtime.interceptor import Context
 
 TENANT_KEY = "firsttoken-tenant"
 MAX_TENANT_CHARACTERS = 128
+# In the trailing metadata of a call that has failed: its ledger up to there.
+LEDGER_KEY = "firsttoken-ledger-bin"
 
 _Optional: TypeAlias = Literal[
     "max_tokens",
@@ -65,16 +72,34 @@ def tenant_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 
 
 def ledger_to_proto(ledger: Ledger) -> common_pb2.Ledger:
-    spent_ms = {f"{segment}_ms": ledger.spent_s(segment) * 1000 for segment in Segment}
-    return common_pb2.Ledger(total_ms=ledger.total_s * 1000, **spent_ms)
+    spent_ms = {f"{segment}_ms": spent_s * 1e3 for segment, spent_s in ledger.sums_s()}
+    hidden_ms = {name: hidden_s * 1e3 for name, hidden_s in ledger.hidden_s.items()}
+    return common_pb2.Ledger(total_ms=ledger.total_s * 1e3, hidden_ms=hidden_ms, **spent_ms)
 
 
 def spend_callee(ledger: Ledger, callee: common_pb2.Ledger, *, seen_s: float) -> None:
     """Enter what another process spent.
 
-    `seen_s`: from the call to its first token, on this process's clock. What the
+    `seen_s`: from the call to its first token or failure, on this process's clock. What the
     callee did not have is transfer; what it had and does not own stays unowned.
     """
     for segment in Segment:
-        ledger.spend(segment, getattr(callee, f"{segment}_ms") / 1000)
+        if spent_ms := getattr(callee, f"{segment}_ms"):
+            ledger.spend(segment, spent_ms / 1000)
+    for name, hidden_ms in callee.hidden_ms.items():
+        ledger.hide(name, hidden_ms / 1000)
     ledger.spend(Segment.TRANSFER, seen_s - callee.total_ms / 1000)
+
+
+def tell_ledger(context: Context, ledger: Ledger) -> None:
+    """To whoever called, with the error that is about to be raised."""
+    told = ledger_to_proto(ledger).SerializeToString()
+    context.set_trailing_metadata(((LEDGER_KEY, told),))
+
+
+def spend_failed_call(ledger: Ledger, error: grpc.aio.AioRpcError, *, seen_s: float) -> None:
+    """The same of a call that has failed. Where its callee told nothing, that stays unowned."""
+    for key, value in error.trailing_metadata():
+        if key == LEDGER_KEY and isinstance(value, bytes):
+            with suppress(DecodeError):
+                spend_callee(ledger, common_pb2.Ledger.FromString(value), seen_s=seen_s)

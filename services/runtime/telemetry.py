@@ -1,20 +1,14 @@
-"""One trace a request: W3C context in and out, spans built from ledgers."""
+"""One trace a request: W3C context in and out."""
 
 from __future__ import annotations
 
+import random
 import re
-import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
-from services.core.ledger import Ledger
-
-if TYPE_CHECKING:
-    from services.runtime.spans import SpanExporter
-
-Attributes: TypeAlias = Mapping[str, str | bool | int | float]
+# Of a span: texts, numbers, truth values, and lists of them.
+Attributes: TypeAlias = Mapping[str, Any]
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 
 TRACEPARENT = "traceparent"
@@ -52,7 +46,7 @@ class TraceContext(NamedTuple):
         if (
             version == "ff"
             or (version == "00" and more)
-            or not int(trace_id, 16) * int(span_id, 16)
+            or not (trace_id.strip("0") and span_id.strip("0"))
         ):
             return cls.new()
         tracestate = ",".join(states)
@@ -63,7 +57,7 @@ class TraceContext(NamedTuple):
     def child(self, *, sampled: bool | None = None) -> TraceContext:
         """A new span in this trace; `sampled` settles what nobody had decided."""
         decided = self.sampled if self.sampled is not None else sampled
-        return self._replace(span_id=_random_id(8), sampled=decided)
+        return TraceContext(self.trace_id, _random_id(8), decided, self.tracestate)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The pairs that carry it to the next hop. It must be a span: see `child`."""
@@ -73,103 +67,8 @@ class TraceContext(NamedTuple):
         return ((TRACEPARENT, traceparent),)
 
 
-class Metric(NamedTuple):
-    """`unit`: as in UCUM, "{request}" for a count of requests."""
-
-    name: str
-    unit: str
-    text: str
-    # It only grows, and begins at 0 with the process.
-    counts: bool
-
-
-@asynccontextmanager
-async def export_metrics(
-    endpoint: str,
-    *,
-    service: str,
-    member_id: str,
-    metrics: Iterable[Metric],
-    read: Callable[[], Mapping[str, float]],
-) -> AsyncIterator[None]:
-    """While this is entered; see MetricsExporter. With an empty endpoint it does nothing."""
-    if not endpoint:
-        yield
-        return
-    from services.runtime.metrics import MetricsExporter
-
-    exporter = MetricsExporter(
-        endpoint, service=service, member_id=member_id, metrics=metrics, read=read
-    )
-    async with exporter:
-        yield
-
-
 def _random_id(num_bytes: int) -> str:
-    while not any(value := secrets.token_bytes(num_bytes)):
+    """Not for secrets: the system's own source costs a call of the kernel each time."""
+    while not (value := random.randbytes(num_bytes).hex()).strip("0"):
         pass
-    return value.hex()
-
-
-class Tracing:
-    """An async context manager that exports spans; with an empty endpoint it does nothing.
-
-    A collector that is dead or slow costs a request nothing, see SpanExporter.
-    """
-
-    def __init__(self, endpoint: str, *, service: str, member_id: str) -> None:
-        self._exporter: SpanExporter | None = None
-        if endpoint:
-            # Only then: importing the SDK takes longer than starting a server.
-            from services.runtime.spans import SpanExporter
-
-            self._exporter = SpanExporter(endpoint, service=service, member_id=member_id)
-
-    async def __aenter__(self) -> Tracing:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Export what is queued, as far as a short deadline lets it."""
-        exporter, self._exporter = self._exporter, None
-        if exporter is not None:
-            await exporter.close()
-
-    @property
-    def enabled(self) -> bool:
-        return self._exporter is not None
-
-    def decide(self, context: TraceContext, sample_ratio: float) -> bool:
-        """The caller's decision, or else the same one in every process for one trace."""
-        if context.sampled is not None:
-            return context.sampled
-        return int(context.trace_id[16:], 16) < sample_ratio * (1 << 64)
-
-    def record_request(
-        self,
-        name: str,
-        context: TraceContext,
-        parent_span_id: str,
-        ledger: Ledger,
-        attributes: Attributes,
-        *,
-        error: str = "",
-        end_s: float | None = None,
-    ) -> None:
-        """Queue the span of one request's hop, and under it one for each interval.
-
-        `context` is the hop's own span, `parent_span_id` the caller's ("" for
-        none). `ledger` times are time.monotonic(); `end_s` defaults to now. A
-        non-empty `error` gives the span an error status.
-        """
-        if self._exporter is not None and context.sampled:
-            self._exporter.export_request(
-                name, context, parent_span_id, ledger, attributes, error=error, end_s=end_s
-            )
+    return value

@@ -85,6 +85,10 @@ def _longest_step_s(settings: WorkerSettings) -> float:
 class VirtualMesh:
     """Use it in a virtual loop; it begins when it is made."""
 
+    # Others note what they do.
+    router_class = VirtualRouter
+    worker_class = VirtualWorker
+
     def __init__(self, plan: MeshPlan) -> None:
         self._loop = asyncio.get_running_loop()
         self._start_s = self._loop.time()
@@ -93,7 +97,7 @@ class VirtualMesh:
         by_address = {worker.address: worker for worker in self.workers}
         snapshot = Snapshot(1, plan.config)
         self.routers = [
-            VirtualRouter(
+            self.router_class(
                 snapshot,
                 by_address,
                 plan.timing,
@@ -116,7 +120,7 @@ class VirtualMesh:
         workers = []
         for index, (name, each) in enumerate(names):
             store = self._store_of(index, plan)
-            worker = VirtualWorker(
+            worker = self.worker_class(
                 name, plan.config, hop_s=plan.timing.hop_s, role=each, store=store
             )
             workers.append(worker)

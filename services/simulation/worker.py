@@ -17,6 +17,8 @@ from worker.pool import BlockPool
 class VirtualWorker:
     """Use it from a virtual loop. It lives until `die`, and again after `live`."""
 
+    core_class = VirtualCore
+
     def __init__(
         self,
         name: str,
@@ -70,7 +72,7 @@ class VirtualWorker:
         """Start, with an empty cache, as somebody else at the same address."""
         self._num_lives += 1
         self.is_alive = True
-        self._core = VirtualCore(
+        self._core = self.core_class(
             self._config,
             self.totals,
             holder_id=f"{self.name}-{self._num_lives}",

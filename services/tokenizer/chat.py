@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import NoneType
 from typing import Any, NoReturn, TypeAlias
 
 from firsttoken.common.v1 import common_pb2
@@ -14,6 +15,14 @@ from services.tokenizer.template import ChatPrompt
 Object: TypeAlias = dict[str, Any]
 
 RESERVED_ARGUMENTS = ("messages", "tools", "add_generation_prompt")
+_KINDS = {
+    list: "a list",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    NoneType: "null",
+}
 
 
 def parse_chat(chat: common_pb2.Chat, settings: TokenizerSettings) -> ChatPrompt:
@@ -113,7 +122,8 @@ class _Reader:
         else:
             if isinstance(value, dict):
                 return value
-            self._refuse(field, f"must be a JSON object; got {text[:40]}")
+            # Not what it says: refusals are told to the observer, and this may be text of a prompt.
+            self._refuse(field, f"must be a JSON object; got {_KINDS[type(value)]}")
         return {}
 
     def _refuse(self, field: str, description: str) -> None:

@@ -15,12 +15,13 @@ from services.models.catalog import Kind, ModelFiles, find_model
 from services.models.loading import load_tokenizer, load_vocabulary
 from services.models.vocabulary import Vocabulary
 from services.runtime.membership import ControlClient
+from services.runtime.reporter import Reporter
 from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
 from services.runtime.startup import StartupError
-from services.runtime.telemetry import Tracing
 from services.runtime.tls import Tls
 from services.tokenizer.encoder import Encoder
+from services.tokenizer.metrics import METRICS
 from services.tokenizer.prompts import PromptEncoder, TemplatedPrompts
 from services.tokenizer.service import Backend, TokenizerService
 from services.tokenizer.template import ChatTemplate
@@ -48,17 +49,18 @@ class TokenizerNode(Resource):
             ControlClient(self._control, self._member(), tls=self._tls)
         )
         config = control.snapshot.config
-        tracing = await stack.enter_async_context(
-            Tracing(config.telemetry.otlp_endpoint, service="tokenizer", member_id=self.id)
+        reporter = await stack.enter_async_context(
+            Reporter(service="tokenizer", member_id=self.id, tls=self._tls)
         )
+        reporter.follow(control)
         encoder = await asyncio.to_thread(load_encoder, config.mesh)
         threads = ThreadPoolExecutor(config.tokenizer.threads, thread_name_prefix="encode")
         # Waiting for threads would block the loop.
         stack.push_async_callback(asyncio.to_thread, threads.shutdown, cancel_futures=True)
         server = MeshServer(self._listen, service_names=[SERVICE_NAME], tls=self._tls)
-        tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(
-            TokenizerService(Backend(encoder, threads, control, tracing)), server.server
-        )
+        service = TokenizerService(Backend(encoder, threads, control, reporter))
+        tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(service, server.server)
+        reporter.watch(METRICS, service.counts.read)
         await stack.enter_async_context(server)
         await server.set_serving(True)
         self.address = server.address

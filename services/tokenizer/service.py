@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 from google.protobuf.message import Message
 
 from firsttoken.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from services.core import attributes as names
 from services.core.errors import InvalidArgument, MeshError
 from services.core.keys import join_keys
 from services.core.ledger import Ledger, Segment
@@ -19,10 +20,14 @@ from services.core.tokens import BYTES_PER_TOKEN
 from services.runtime.channels import MAX_MESSAGE_BYTES
 from services.runtime.delays import inject
 from services.runtime.membership import ControlClient
+from services.runtime.protocol import tell_ledger
+from services.runtime.reporter import Reporter
 from services.runtime.server import Context
-from services.runtime.telemetry import TraceContext, Tracing
+from services.runtime.telemetry import TraceContext
+from services.runtime.timing import spending
 from services.tokenizer.chat import parse_chat
 from services.tokenizer.encoder import EncodedPrompt, Encoder, Prompt
+from services.tokenizer.metrics import Counts
 
 T = TypeVar("T")
 
@@ -33,7 +38,7 @@ class Backend(NamedTuple):
     encoder: Encoder
     threads: Executor
     control: ControlClient
-    tracing: Tracing
+    reporter: Reporter
 
     @property
     def config(self) -> MeshConfig:
@@ -47,6 +52,7 @@ class Backend(NamedTuple):
 class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self.counts = Counts()
 
     async def Encode(
         self, request: tokenizer_pb2.EncodeRequest, context: Context
@@ -55,19 +61,26 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._check_model(request.model)
         backend = self._backend
         try:
-            encoded = await _encode(backend, request, ledger)
+            with self.counts.encoding():
+                encoded = await _encode(backend, request, ledger)
+            await inject(backend.config.debug.delay_ms.tokenizer_unowned)
+            with spending(ledger, Segment.PREPROCESS):
+                response = tokenizer_pb2.EncodeResponse(
+                    token_ids=encoded.token_ids,
+                    prefix_keys=join_keys(encoded.prefix_keys),
+                    block_tokens=backend.encoder.block_tokens,
+                )
+                _check_size(response, request.WhichOneof("input") or "input")
+            response.encode_ms = ledger.spent_s(Segment.PREPROCESS) * 1000
+            response.total_ms = (time.monotonic() - ledger.arrived_s) * 1000
         except MeshError as error:
+            ledger.mark_failure(time.monotonic())
+            tell_ledger(context, ledger)
             _trace(backend, context, ledger, error=error.message)
             raise
-        _trace(backend, context, ledger, num_tokens=len(encoded.token_ids) // BYTES_PER_TOKEN)
-        response = tokenizer_pb2.EncodeResponse(
-            token_ids=encoded.token_ids,
-            prefix_keys=join_keys(encoded.prefix_keys),
-            block_tokens=backend.encoder.block_tokens,
-            encode_ms=ledger.spent_s(Segment.PREPROCESS) * 1000,
-            total_ms=(time.monotonic() - ledger.arrived_s) * 1000,
-        )
-        _check_size(response, request.WhichOneof("input") or "input")
+        num_tokens = len(encoded.token_ids) // BYTES_PER_TOKEN
+        self.counts.encoded(num_tokens)
+        _trace(backend, context, ledger, num_tokens=num_tokens)
         return response
 
     async def Decode(
@@ -117,12 +130,11 @@ async def _encode(
     backend: Backend, request: tokenizer_pb2.EncodeRequest, ledger: Ledger
 ) -> EncodedPrompt:
     config = backend.config
-    start_s = time.monotonic()
     try:
         await inject(config.debug.delay_ms.tokenizer_encode)
         return await backend.run(lambda: _encode_now(backend.encoder, request, config.tokenizer))
     finally:
-        ledger.record(Segment.PREPROCESS, start_s, time.monotonic())
+        ledger.record(Segment.PREPROCESS, ledger.arrived_s, time.monotonic())
 
 
 def _encode_now(
@@ -148,16 +160,16 @@ def _prompt(request: tokenizer_pb2.EncodeRequest, settings: TokenizerSettings) -
 def _trace(
     backend: Backend, context: Context, ledger: Ledger, *, num_tokens: int = 0, error: str = ""
 ) -> None:
-    tracing = backend.tracing
-    if not tracing.enabled:
+    reporter = backend.reporter
+    if not reporter.enabled:
         return
     caller = TraceContext.from_metadata(context.invocation_metadata())
-    sampled = tracing.decide(caller, backend.config.telemetry.sample_ratio)
-    tracing.record_request(
+    sampled = reporter.decide(caller, backend.config.telemetry.sample_ratio)
+    reporter.record_request(
         "tokenizer.encode",
         caller.child(sampled=sampled),
         caller.span_id,
         ledger,
-        {"gen_ai.request.model": backend.encoder.model, "gen_ai.usage.input_tokens": num_tokens},
+        {names.MODEL: backend.encoder.model, names.INPUT_TOKENS: num_tokens},
         error=error,
     )

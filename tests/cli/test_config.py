@@ -44,7 +44,7 @@ def test_a_change_reaches_every_member_and_shows_in_diff(mesh: Endpoints) -> Non
 
     assert change["generation"] == before["generation"] + 1
     assert change["changes"] == {"router.max_attempts": 2}
-    assert change["members"] == change["applied"] == 6
+    assert change["members"] == change["applied"] == 7
     assert {member["generation"] for member in after["members"]} == {change["generation"]}
     assert [member["pid"] for member in after["members"]] == [
         member["pid"] for member in before["members"]

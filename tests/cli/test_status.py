@@ -14,7 +14,7 @@ def test_members_have_plain_fields_and_workers_their_load(mesh: Endpoints) -> No
     workers = [member for member in members if member["role"] == "worker"]
     kvstores = [member for member in members if member["role"] == "kvstore"]
     assert len(result.stdout.splitlines()) == 1
-    assert len(members) == 6
+    assert len(members) == 7
     for member in members:
         assert member["state"] == "ready"
         assert member["generation"] == result.json["generation"]
@@ -42,9 +42,9 @@ def test_members_have_plain_fields_and_workers_their_load(mesh: Endpoints) -> No
 def test_the_table_has_a_line_a_member(mesh: Endpoints) -> None:
     lines = run_to_end("status", env=mesh.env).stdout.splitlines()
 
-    assert lines[0].endswith("6 members")
+    assert lines[0].endswith("7 members")
     assert [line.split()[0] for line in lines[2:]] == [
-        *("role", "gateway", "kvstore", "router", "worker", "worker", "tokenizer")
+        *("role", "observer", "gateway", "kvstore", "router", "worker", "worker", "tokenizer")
     ]
     assert sum("blocks in memory" in line for line in lines) == 1
     assert sum("kv_aware, 0 in flight" in line for line in lines) == 1

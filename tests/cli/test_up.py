@@ -22,7 +22,7 @@ from tests.cli.running import COMMAND, SERVE, TIMEOUT_S, Endpoints, Run, run_to_
 Start = Callable[..., Run]
 
 SIMULATED = ("up", "--engine", "simulated")
-ANY_PORTS = ("--port", "0", "--control-port", "0", "--http-port", "0")
+ANY_PORTS = ("--port", "0", "--control-port", "0", "--http-port", "0", "--page-port", "0")
 FIRSTTOKEN = shlex.join(COMMAND)
 RESTART = ("ended (SIGKILL); starts again", "is back on")
 
@@ -36,7 +36,7 @@ def taken_port() -> Iterator[int]:
 def services(run: Run) -> dict[str, int]:
     """The pids of the mesh's processes by module; engine cores and the command left out."""
     modules = (
-        *("services.control", "services.tokenizer", "services.gateway"),
+        *("services.control", "services.tokenizer", "services.gateway", "services.observer"),
         *("kvstore", "worker", "router"),
     )
     return {
@@ -84,6 +84,7 @@ def test_the_command_runs_against_the_ready_mesh_and_gives_its_status(start: Sta
     assert sorted(member["role"] for member in members) == [
         "gateway",
         "kvstore",
+        "observer",
         "router",
         "tokenizer",
         "worker",
@@ -160,7 +161,7 @@ def test_the_logs_are_kept_and_named_when_the_command_fails(start: Start, tmp_pa
     assert result.stderr.endswith(f"logs: {directory}\n")
     assert {file.name for file in directory.iterdir()} == {
         *("config.toml", "control.log", "tokenizer.log", "worker-1.log", "router.log"),
-        *("kvstore.log", "redis.log", "gateway.log"),
+        *("kvstore.log", "redis.log", "gateway.log", "observer.log"),
     }
 
 
@@ -175,18 +176,19 @@ def test_progress_and_stopping_are_told_on_stderr_in_order(start: Start) -> None
     assert result.stdout == ""
     assert said[0].startswith("control    ready on 127.0.0.1:")
     assert any(line.startswith("worker-1   loading") for line in said)
-    assert said[-7:] == [
+    assert said[-8:] == [
         "gateway    stopped",
         "router     stopped",
         "worker-1   stopped",
         "kvstore    stopped",
         "redis      stopped",
         "tokenizer  stopped",
+        "observer   stopped",
         "control    stopped",
     ]
 
 
-@pytest.mark.parametrize("option", ["--port", "--control-port", "--http-port"])
+@pytest.mark.parametrize("option", ["--port", "--control-port", "--http-port", "--page-port"])
 def test_a_taken_port_is_one_line_and_status_3(start: Start, taken_port: int, option: str) -> None:
     run = start(*SIMULATED, option, str(taken_port), "--exec", "true")
 
@@ -259,7 +261,7 @@ def test_options_override_the_file(start: Start, tmp_path: Path) -> None:
 def test_nothing_survives_a_killed_command_and_the_next_one_works(start: Start) -> None:
     run = start(*SIMULATED, "--exec", SERVE)
     run.wait_until_serving()
-    assert len(services(run)) == 6
+    assert len(services(run)) == 7
     wait_for(lambda: len(redis_of(run)) == 1, 15.0, lambda: "there is no Redis")
 
     run.process.kill()
@@ -330,21 +332,19 @@ def test_a_signal_while_starting_leaves_nothing(start: Start) -> None:
     assert not run.survivors()
 
 
-@pytest.mark.parametrize(
-    "module",
-    ["services.control", "services.tokenizer", "services.gateway", "kvstore", "worker", "router"],
-)
-def test_a_killed_service_is_started_again_and_the_mesh_answers(start: Start, module: str) -> None:
+def test_each_service_that_is_killed_is_started_again_and_the_mesh_answers(start: Start) -> None:
     run = start(*SIMULATED, "--workers", "1", "--exec", SERVE)
     endpoints = run.wait_until_serving()
     assert run.process.stderr is not None
 
-    os.kill(services(run)[module], signal.SIGKILL)
-    said = [next(line for line in run.process.stderr if wanted in line) for wanted in RESTART]
-    answer = run_to_end("generate", "--json", "--max-tokens", "2", "Hello", env=endpoints.env)
+    assert len(services(run)) == 7
+    for module in sorted(services(run)):
+        os.kill(services(run)[module], signal.SIGKILL)
+        said = [next(line for line in run.process.stderr if wanted in line) for wanted in RESTART]
+        answer = run_to_end("generate", "--json", "--max-tokens", "2", "Hello", env=endpoints.env)
 
-    assert answer.status == 0, answer.stdout
-    assert len({line.split()[2] for line in said}) == 1
+        assert answer.status == 0, (module, answer.stdout)
+        assert len({line.split()[2] for line in said}) == 1
 
 
 def test_a_service_that_ends_too_often_stops_everything_with_status_3(start: Start) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
 import pytest_asyncio
+from grpc.aio import AioRpcError, Metadata
 
 from firsttoken.client import GenerationStream, MeshClient, MeshError, _finish_reason
 from firsttoken.common.v1 import common_pb2
+from firsttoken.router.v1 import inference_pb2
 from tests.conftest import Mesh, MeshFactory
 from tests.router.meshes import endless, idle, simulated
 
@@ -121,6 +125,22 @@ async def test_closing_the_client_ends_its_requests(mesh: Mesh) -> None:
 
     assert failure.value.code is grpc.StatusCode.CANCELLED
     await idle(mesh.router)
+
+
+@pytest.mark.parametrize("num_chunks", [0, 1])
+async def test_a_failure_after_the_first_token_calls_no_decoding_transfer(num_chunks: int) -> None:
+    told = common_pb2.Ledger(queue_ms=1.0, total_ms=1.5).SerializeToString()
+    failure = AioRpcError(
+        grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(("firsttoken-ledger-bin", told))
+    )
+    chunk = inference_pb2.GenerateResponse(chunk=common_pb2.Chunk(token_ids=bytes(4)))
+    call = AsyncMock()
+    call.read.side_effect = [*[chunk] * num_chunks, failure]
+    with pytest.raises(MeshError) as caught:
+        await drain(GenerationStream(call, time.monotonic() - 60.0))
+
+    assert bool(caught.value.ledger) is not bool(num_chunks)
+    assert sum(caught.value.ledger.values()) == pytest.approx(caught.value.elapsed_ms, abs=0.51)
 
 
 async def test_refuses_to_work_unless_entered(mesh: Mesh) -> None:

@@ -67,7 +67,7 @@ def test_a_number_that_is_none_is_refused(value: float) -> None:
             {"xyz": 1},
             "xyz",
             "is no setting; known here: mesh, control, tokenizer, router, worker, kvstore,"
-            " gateway, telemetry, tenants, debug",
+            " gateway, telemetry, observer, tenants, debug",
         ),
         (
             {"mesh": {"xyz": 1}},
@@ -187,7 +187,7 @@ def test_a_change_of_something_unknown_lists_only_its_own_section() -> None:
     )
     assert top.endswith(
         "known here: mesh, control, tokenizer, router, worker, kvstore, gateway, telemetry,"
-        " tenants, debug"
+        " observer, tenants, debug"
     )
     assert worker.endswith("worker.max_waiting, worker.simulated")
 

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
+import grpc
 import orjson
 import pytest
 import pytest_asyncio
 
+from firsttoken.client import MeshError
+from services.core.config import Snapshot
 from services.core.ledger import Segment
+from services.core.settings import MeshConfig
+from services.gateway.errors import ApiError, unavailable
+from services.gateway.exchange import Exchange
+from services.gateway.gateway import Gateway
+from services.gateway.generate import Api, Generation
 from tests.gateway.edges import (
     CHAT,
     COMPLETION,
@@ -250,6 +261,47 @@ async def test_the_ledger_adds_up(edge: Edge) -> None:
         assert len(journey["trace_id"]) == 32
         assert journey["routing"]["candidates"] >= 1
         assert journey["routing"]["predicted_cached_tokens"] is not None
+
+
+def a_generation() -> Generation:
+    """With nothing behind it that works."""
+    gateway = Mock(Gateway, snapshot=Snapshot(1, MeshConfig()), served=SimpleNamespace(model="m"))
+    gateway.metrics, gateway.reporter, gateway.settings = Mock(), Mock(), MeshConfig().gateway
+    gateway.authorize.side_effect = ZeroDivisionError
+    exchange = Exchange({"type": "http", "method": "POST", "path": CHAT, "headers": []})
+    return Generation(gateway, exchange, Mock(Api, operation="chat"))
+
+
+async def test_a_request_that_meets_a_defect_is_told_as_a_failure() -> None:
+    generation = a_generation()
+    with pytest.raises(ZeroDivisionError):
+        await generation.run()
+    [told] = generation._gateway.reporter.record_request.call_args_list  # type: ignore[attr-defined]
+
+    assert told.kwargs["error"] == "internal error"
+    assert told.args[-1]["error.type"] == "internal_error"
+
+
+async def test_a_failed_second_answer_is_no_part_of_the_ledger_of_the_first() -> None:
+    generation = a_generation()
+    failure = MeshError(
+        grpc.StatusCode.UNAVAILABLE, "gone", ledger={"queue": 500.0}, elapsed_ms=500.0
+    )
+    generation._ledger.mark_first_token(generation._ledger.arrived_s + 1.0)
+    generation._note_failure(failure, Mock(called_s=generation._prepared_s + 0.5))
+
+    assert list(generation._ledger.sums_s()) == []
+
+
+@pytest.mark.parametrize("tell", [Generation._whole, Generation._stream])
+async def test_looking_for_a_router_in_vain_is_routing(tell: Any) -> None:
+    generation = a_generation()
+    generation._prepared_s = time.monotonic() - 1.0
+    answer = Mock(read=AsyncMock(side_effect=unavailable("there is none", code="no_router")))
+    with pytest.raises(ApiError):
+        await tell(generation, Mock(), Mock(), [answer])
+
+    assert generation._ledger.spent_s(Segment.ROUTE) >= 1.0
 
 
 async def test_the_ledger_ends_a_stream_where_that_is_asked(edge: Edge) -> None:

@@ -102,6 +102,17 @@ async def test_says_that_there_is_no_worker() -> None:
     assert failure.value.reason == "NO_WORKER"
 
 
+async def test_says_where_the_time_of_a_request_went_that_lasts_too_long() -> None:
+    config = simulated(router={"worker_wait_s": 9.0, "max_deadline_s": 1.0})
+    async with run_mesh(config) as mesh, TokenizerNode(control=mesh.control):
+        await mesh.ready(0)
+        with pytest.raises(MeshError, match="lasts at most 1 s") as failure:
+            await mesh.complete()
+
+    assert failure.value.reason == "MAX_DEADLINE"
+    assert failure.value.ledger["queue"] > 500
+
+
 async def test_says_that_only_prefill_workers_are_left() -> None:
     config = simulated(router={"worker_wait_s": 0.05})
     async with (

@@ -122,6 +122,18 @@ def test_a_worker_that_lies_loses_its_attraction(scene: Scene) -> None:
     assert chosen[10:].count("a") <= 3
 
 
+def test_what_another_worker_has_is_told_with_the_choice(scene: Scene) -> None:
+    scene.hear("b", 1, StoredEvent(keys_of(*LONG[:10])))
+    scene.hear("c", 1, StoredEvent(keys_of(*LONG)))
+    first, *_, last = scene.fleet.workers
+
+    assert scene.choose(make_prompt(*LONG)).best_elsewhere_tokens == 10 * 64
+    # Though it could not be chosen just then.
+    elsewhere = scene.strategy.choose([first, last], make_prompt(*LONG), 0.0)
+    assert elsewhere.best_elsewhere_tokens == 40 * 64
+    assert scene.choose(make_prompt(7, 8)).best_elsewhere_tokens == 0
+
+
 def test_only_candidates_are_chosen(scene: Scene) -> None:
     scene.hear("a", 1, StoredEvent(keys_of(*LONG)))
     [_, *others] = scene.fleet.workers

@@ -11,7 +11,7 @@ from router.prompt import Prompt
 from services.core.config import Snapshot
 from services.core.settings import MeshConfig
 from services.runtime.channels import Channels
-from services.runtime.telemetry import Tracing
+from services.runtime.reporter import Reporter
 
 ADDRESS = "127.0.0.1:7001"
 
@@ -30,9 +30,7 @@ def make_worker(name: str, address: str = ADDRESS) -> control_pb2.Member:
 @pytest.fixture
 async def mesh() -> AsyncIterator[Mesh]:
     async with Channels() as channels:
-        mesh = Mesh(
-            Snapshot(1, MeshConfig()), channels, Tracing("", service="router", member_id="r")
-        )
+        mesh = Mesh(Snapshot(1, MeshConfig()), channels, Reporter(service="router", member_id="r"))
         async with mesh.watching:
             yield mesh
         await mesh.close()

@@ -31,7 +31,9 @@ NUM_WORKERS, NUM_SLOTS = 2, 2
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def mesh(mesh_of: MeshFactory) -> AsyncIterator[Mesh]:
-    config = simulated(num_slots=NUM_SLOTS, timing={"decode_step_ms": 5.0})
+    # Slow enough for a prefix to be worth more than the 2 ms that routing takes for a tie.
+    timing = {"decode_step_ms": 5.0, "prefill_tokens_per_s": 20_000}
+    config = simulated(num_slots=NUM_SLOTS, timing=timing)
     async with mesh_of(config, num_workers=NUM_WORKERS) as mesh:
         yield mesh
         await idle(mesh.router)

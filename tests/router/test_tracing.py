@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pytest
 from opentelemetry.proto.trace.v1 import trace_pb2
 
@@ -23,7 +25,10 @@ def traced(endpoint: str) -> MeshConfig:
 
 
 async def test_every_hop_is_a_span_of_the_caller_s_trace(mesh_of: MeshFactory) -> None:
-    async with collecting() as collector, mesh_of(traced(collector.endpoint)) as mesh:
+    async with (
+        collecting() as collector,
+        mesh_of(traced(collector.endpoint), with_observer=True) as mesh,
+    ):
         await mesh.client.complete("Hello", max_tokens=2, traceparent=f"00-{TRACE_ID}-{CALLER}-01")
     router = collector.named("router.generate")
     below = {span.name for span in collector.spans if span.parent_span_id == router.span_id}
@@ -35,7 +40,10 @@ async def test_every_hop_is_a_span_of_the_caller_s_trace(mesh_of: MeshFactory) -
 
 
 async def test_a_refused_request_is_a_span_that_says_why(mesh_of: MeshFactory) -> None:
-    async with collecting() as collector, mesh_of(traced(collector.endpoint)) as mesh:
+    async with (
+        collecting() as collector,
+        mesh_of(traced(collector.endpoint), with_observer=True) as mesh,
+    ):
         with pytest.raises(MeshError):
             await mesh.client.complete("")
     router = collector.named("router.generate")
@@ -44,13 +52,36 @@ async def test_a_refused_request_is_a_span_that_says_why(mesh_of: MeshFactory) -
     assert router.status.message == "text: must not be empty"
 
 
+async def test_a_request_that_meets_a_defect_is_a_failed_span(
+    mesh_of: MeshFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make_request(*given: object) -> NoReturn:
+        raise ZeroDivisionError
+
+    async with (
+        collecting() as collector,
+        mesh_of(traced(collector.endpoint), with_observer=True) as mesh,
+    ):
+        monkeypatch.setattr("router.journey.make_request", make_request)
+        with pytest.raises(MeshError, match="internal error") as failure:
+            await mesh.client.complete("Hello")
+    router = collector.named("router.generate")
+
+    assert router.status.code == trace_pb2.Status.STATUS_CODE_ERROR
+    assert attributes_of(router)["error.type"] == "INTERNAL"
+    assert failure.value.ledger["preprocess"] > 0
+
+
 async def test_a_span_names_the_tenant_and_never_its_key(mesh_of: MeshFactory) -> None:
     key = "ft-traced"
     tenants = {"acme": {"key_hashes": hash_key(key)}}
     async with collecting() as collector:
         settings = config.nest(config.flatten(traced(collector.endpoint)))
         known = config.parse({**settings, "tenants": tenants})
-        async with mesh_of(known) as mesh, MeshClient(mesh.router.address, api_key=key) as client:
+        async with (
+            mesh_of(known, with_observer=True) as mesh,
+            MeshClient(mesh.router.address, api_key=key) as client,
+        ):
             await client.complete("Hello", max_tokens=2)
     router = collector.named("router.generate")
 
@@ -59,7 +90,10 @@ async def test_a_span_names_the_tenant_and_never_its_key(mesh_of: MeshFactory) -
 
 
 async def test_a_span_says_how_the_worker_was_chosen_and_what_it_had(mesh_of: MeshFactory) -> None:
-    async with collecting() as collector, mesh_of(traced(collector.endpoint)) as mesh:
+    async with (
+        collecting() as collector,
+        mesh_of(traced(collector.endpoint), with_observer=True) as mesh,
+    ):
         answer = await mesh.client.complete("Hello " * 200, max_tokens=2)
     attributes = {
         each.key.removeprefix("firsttoken.routing."): getattr(
@@ -75,4 +109,5 @@ async def test_a_span_says_how_the_worker_was_chosen_and_what_it_had(mesh_of: Me
         "candidates": 1,
         "predicted_cached_tokens": 0,
         "actual_cached_tokens": 0,
+        "best_elsewhere_cached_tokens": 0,
     }

@@ -7,6 +7,10 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+from opentelemetry.proto.collector.metrics.v1 import (
+    metrics_service_pb2,
+    metrics_service_pb2_grpc,
+)
 from opentelemetry.proto.collector.trace.v1 import (
     trace_service_pb2,
     trace_service_pb2_grpc,
@@ -14,6 +18,13 @@ from opentelemetry.proto.collector.trace.v1 import (
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from services.runtime.server import MeshServer
+
+
+class _Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
+    """Takes them and keeps none."""
+
+    async def Export(self, request: Any, context: Any) -> Any:
+        return metrics_service_pb2.ExportMetricsServiceResponse()
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -56,6 +67,8 @@ async def collecting() -> AsyncIterator[Collector]:
     server = MeshServer("127.0.0.1:0", service_names=[])
     add: Any = trace_service_pb2_grpc.add_TraceServiceServicer_to_server  # untyped
     add(collector, server.server)
+    add_metrics: Any = metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server
+    add_metrics(_Metrics(), server.server)
     async with server:
         collector.endpoint = f"http://{server.address}"
         yield collector

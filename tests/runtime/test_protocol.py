@@ -2,18 +2,22 @@ from __future__ import annotations
 
 import math
 
+import grpc
 import pytest
+from grpc.aio import AioRpcError, Metadata
 
 from firsttoken.common.v1 import common_pb2
 from services.core.errors import InvalidArgument
 from services.core.ledger import Ledger, Segment
 from services.core.sampling import Sampling
 from services.runtime.protocol import (
+    LEDGER_KEY,
     check_sampling,
     is_batch,
     ledger_to_proto,
     sampling_from_proto,
     spend_callee,
+    spend_failed_call,
     tenant_of,
 )
 
@@ -125,3 +129,26 @@ def test_what_the_callee_did_not_have_is_transfer_and_its_residual_stays_unowned
     assert ledger.spent_s(Segment.PREFILL) == pytest.approx(0.3)
     assert ledger.spent_s(Segment.TRANSFER) == pytest.approx(0.05 + 0.25)
     assert ledger.residual_s == pytest.approx(0.05)  # 500 less the 450 that it owns
+
+
+def failure(**trailing: bytes) -> AioRpcError:
+    return AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, Metadata(), Metadata(*trailing.items()))
+
+
+def test_what_a_failed_call_tells_of_its_time_is_entered() -> None:
+    callee = common_pb2.Ledger(preprocess_ms=100, total_ms=150)
+    ledger = Ledger(arrived_s=0.0)
+    spend_failed_call(ledger, failure(**{LEDGER_KEY: callee.SerializeToString()}), seen_s=0.25)
+
+    assert ledger.spent_s(Segment.PREPROCESS) == pytest.approx(0.1)
+    assert ledger.spent_s(Segment.TRANSFER) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("trailing", [{}, {LEDGER_KEY: b"\xff"}, {"other-bin": b""}])
+def test_the_time_of_a_failed_call_that_tells_nothing_is_nobody_s(
+    trailing: dict[str, bytes],
+) -> None:
+    ledger = Ledger(arrived_s=0.0)
+    spend_failed_call(ledger, failure(**trailing), seen_s=0.25)
+
+    assert list(ledger.sums_s()) == []

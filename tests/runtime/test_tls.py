@@ -546,6 +546,14 @@ async def test_a_process_does_not_open_itself_to_others_by_mistake(module: str) 
     assert len(errors.splitlines()) == 1
 
 
+async def test_a_router_does_not_open_its_second_port_by_mistake() -> None:
+    joined = ("--control", "127.0.0.1:1")
+    status, _, errors = await run("router", *joined, "--operator-listen", "0.0.0.0:0")
+
+    assert status == 3
+    assert "listening on 0.0.0.0:0 without TLS" in errors
+
+
 async def test_a_process_opens_itself_when_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running("services.control", "--listen", "0.0.0.0:0", "--insecure") as node:
         assert node.address.startswith("0.0.0.0:")

@@ -147,7 +147,7 @@ def test_every_broken_field_is_named_at_once() -> None:
     ]
     assert found["chat.messages[2].role"] == "must not be empty"
     assert "line 1 column 2" in found["chat.messages[1].tool_calls[1].arguments_json"]
-    assert found["chat.template_args_json"] == "must be a JSON object; got [1]"
+    assert found["chat.template_args_json"] == "must be a JSON object; got a list"
 
 
 def test_only_a_message_that_says_something_else_may_be_without_content() -> None:
@@ -172,6 +172,9 @@ def test_only_a_message_that_says_something_else_may_be_without_content() -> Non
     [
         ("", "must be JSON"),
         ("null", "must be a JSON object; got null"),
+        ('"my secret"', "must be a JSON object; got a string"),
+        ("true", "must be a JSON object; got true or false"),
+        ("1e3", "must be a JSON object; got a number"),
         ('{"a": NaN}', "NaN is no JSON value"),
         ('{"a": -Infinity}', "-Infinity is no JSON value"),
         ("[" * 100_000, "nested too deeply"),

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import grpc
@@ -27,9 +27,10 @@ from services.core.keys import root_key, split_keys
 from services.core.ledger import Ledger, Segment
 from services.core.settings import MeshConfig, MeshSettings
 from services.core.tokens import pack
+from services.observer.node import ObserverNode
 from services.runtime.channels import open_channel
 from services.runtime.membership import ControlClient
-from services.runtime.telemetry import Tracing
+from services.runtime.reporter import Reporter
 from services.tokenizer.node import TokenizerNode, load_encoder
 from services.tokenizer.service import Backend, _encode
 from tests.runtime.collector import collecting
@@ -56,9 +57,12 @@ class Tokenizer(NamedTuple):
 
 
 @asynccontextmanager
-async def run_tokenizer(config: MeshConfig) -> AsyncIterator[Tokenizer]:
+async def run_tokenizer(
+    config: MeshConfig, *, with_observer: bool = False
+) -> AsyncIterator[Tokenizer]:
     async with (
         ControlNode(config=config) as control,
+        ObserverNode(control=control.address) if with_observer else nullcontext(),
         TokenizerNode(control=control.address) as node,
         open_channel(node.address) as channel,
         open_channel(control.address) as control_channel,
@@ -240,10 +244,10 @@ async def run_with_one_busy_thread() -> AsyncIterator[tuple[Backend, threading.E
         async with (
             ControlNode() as control,
             ControlClient(control.address, member) as client,
-            Tracing("", service="tokenizer", member_id="t") as tracing,
+            Reporter(service="tokenizer", member_id="t") as reporter,
         ):
             try:
-                yield Backend(load_encoder(MeshSettings()), threads, client, tracing), free
+                yield Backend(load_encoder(MeshSettings()), threads, client, reporter), free
             finally:
                 free.set()
 
@@ -275,7 +279,7 @@ async def test_sampled_request_leaves_a_span_in_its_caller_s_trace() -> None:
     trace_id, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     async with collecting() as collector:
         config = parse({"telemetry": {"otlp_endpoint": collector.endpoint}})
-        async with run_tokenizer(config) as tokenizer:
+        async with run_tokenizer(config, with_observer=True) as tokenizer:
             for flags, request in (
                 ("01", EncodeRequest(text="Hello")),
                 ("00", EncodeRequest(text="unsampled")),
@@ -293,5 +297,5 @@ async def test_sampled_request_leaves_a_span_in_its_caller_s_trace() -> None:
     segments = [span for span in collector.spans if span.name == "preprocess"]
     assert {span.trace_id.hex() for span in collector.spans} == {trace_id}
     assert [span.parent_span_id.hex() for span in hops] == [parent, parent]
-    assert [span.parent_span_id for span in segments] == [span.span_id for span in hops]
+    assert {span.parent_span_id for span in segments} == {span.span_id for span in hops}
     assert [span.status.message for span in hops] == ["", "text: must not be empty"]

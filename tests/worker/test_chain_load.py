@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
+from unittest.mock import Mock
+
+import pytest
 
 from kvstore.node import KvStoreNode
 from kvstore.redis_tier import RedisTier
@@ -24,6 +28,7 @@ from tests.worker.tiers import (
     until,
     working,
 )
+from worker.chain_load import ChainLoad
 from worker.loading import Decision
 from worker.planner import PROBE_BLOCKS
 
@@ -72,6 +77,25 @@ async def test_chains_that_share_a_small_inbox_are_all_loaded_whole(
 
 
 # --- while the request waits for a slot
+
+
+@pytest.mark.parametrize(
+    ("slot_s", "computing_s", "hidden"),
+    [
+        (13.0, 11.0, (3.0, 1.0)),  # not to be held, and not begun for lack of a slot
+        (11.0, 13.0, (1.0, 1.0)),
+        (math.inf, 11.0, (4.0, 0.0)),
+        (11.0, math.inf, (1.0, 0.0)),
+    ],
+)
+def test_no_moment_of_a_load_is_hidden_twice(
+    slot_s: float, computing_s: float, hidden: tuple[float, float]
+) -> None:
+    load = object.__new__(ChainLoad)
+    load._reader = Mock(num_staged=5, staged_s=14.0)
+    load._began_s, load._slot_s, load._computing_s = 10.0, slot_s, computing_s
+
+    assert (load.prefetch_s, load.overlap_s) == hidden
 
 
 async def test_blocks_come_while_a_request_waits_for_a_slot(

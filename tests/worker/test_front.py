@@ -18,6 +18,7 @@ from services.core import config as mesh_config
 from services.core.config import Snapshot
 from services.core.errors import Overloaded, Unavailable
 from services.core.keys import extend_keys, root_key
+from services.core.ledger import Segment
 from services.core.sampling import Sampling
 from services.core.settings import MeshConfig
 from services.core.tokens import pack
@@ -347,7 +348,7 @@ async def test_a_core_that_is_killed_fails_its_requests_and_is_replaced(front: E
 
 async def test_tokens_before_a_death_are_delivered_before_its_error() -> None:
     stream = TokenStream(1, lambda command: None)
-    stream.push(Token(1, 7, "", None, None), 0.0)
+    stream.push(Token(1, 7, "", None, None))
     stream.fail(Unavailable("gone"))
 
     assert [token.token_id for token in (await stream.next()).tokens] == [7]
@@ -362,7 +363,7 @@ async def test_settings_reach_the_running_core(front: EngineFront) -> None:
     times = (await generate(front, prompt(1, 20)))[0].first
 
     assert times is not None
-    assert times.prefill_s >= 0.05
+    assert times.spent_s[Segment.PREFILL] >= 0.05
 
 
 async def test_a_password_in_the_configuration_is_on_no_command_line() -> None:

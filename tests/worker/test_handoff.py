@@ -222,11 +222,15 @@ async def test_an_answer_that_began_elsewhere_is_handed_off_with_what_was_told(
 
 
 async def test_a_first_token_that_ends_the_answer_cancels_the_transfer(pair: Pair) -> None:
+    before = pair.decode.load
     answered = await answer(pair, ask(pair, 1, max_tokens=1))
     await idle(pair)
+    load = pair.decode.load
 
     assert len(answered.token_ids) == 1
     assert answered.finished.finish_reason == common_pb2.FINISH_REASON_LENGTH
+    assert load.prompt_tokens_evaluated == before.prompt_tokens_evaluated
+    assert load.decode_tokens_evaluated == before.decode_tokens_evaluated
 
 
 async def test_clients_that_leave_at_any_moment_free_both_sides(pair: Pair) -> None:
@@ -291,25 +295,23 @@ async def test_a_decode_worker_that_takes_nothing_slows_prefill_down() -> None:
         await idle(pair)
 
 
-@pytest.mark.parametrize(
-    ("field", "wrong"),
-    [
-        ("transport", {"transport": worker_pb2.KV_TRANSPORT_UNSPECIFIED}),
-        ("fingerprint", {"fingerprint": "00"}),
-        ("credit_blocks", {"credit_blocks": 0}),
-        ("first_block", {"first_block": 99}),
-    ],
-)
-async def test_a_call_that_cannot_be_served_is_refused_with_its_field(
-    pair: Pair, field: str, wrong: dict[str, Any]
-) -> None:
-    async with open_channel(pair.prefill.address) as channel:
-        call = open_prefill(worker_pb2_grpc.WorkerServiceStub(channel), pair, 1, **wrong)
-        with pytest.raises(grpc.aio.AioRpcError, match=f"start.{field}") as refusal:
-            await call.read()
+async def test_a_call_that_cannot_be_served_is_refused_with_its_field(pair: Pair) -> None:
+    refused: list[dict[str, Any]] = [
+        {"transport": worker_pb2.KV_TRANSPORT_UNSPECIFIED},
+        {"fingerprint": "00"},
+        {"credit_blocks": 0},
+        {"first_block": 99},
+    ]
+    for number, wrong in enumerate(refused):
+        [field] = wrong
+        async with open_channel(pair.prefill.address) as channel:
+            stub = worker_pb2_grpc.WorkerServiceStub(channel)
+            call = open_prefill(stub, pair, number, **wrong)
+            with pytest.raises(grpc.aio.AioRpcError, match=f"start.{field}") as refusal:
+                await call.read()
 
-    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    await idle(pair)
+        assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        await idle(pair)
 
 
 def open_prefill(stub: Any, pair: Pair, name: int, **fields: Any) -> Any:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from firsttoken.worker.v1 import worker_pb2
-from services.core.ledger import Ledger
+from services.core.ledger import Interval, Ledger, Segment
 from worker.messages import Token
 from worker.origin import Origin
 from worker.stream import Arrival
@@ -15,7 +15,8 @@ SECOND = Token(1, 8, "", None, None, began_s=10.25)
 def handed_off(*, same_clock: bool) -> Origin:
     origin = Origin()
     first = worker_pb2.FirstToken(evaluated_s=10.2)
-    origin.hand_off(first, submitted_s=9.0, called_s=9.1, same_clock=same_clock)
+    before = [Interval(Segment.PREFILL_QUEUE, 9.0, 9.1)]
+    origin.hand_off(first, before=before, called_s=9.1, same_clock=same_clock)
     return origin
 
 

@@ -164,13 +164,13 @@ def test_removing_an_unknown_request_is_harmless() -> None:
 def test_generation_ends_at_a_stop_or_the_length(
     token_id: int, sampling: Sampling, expected: str
 ) -> None:
-    sequence = Sequence(request(1)._replace(sampling=sampling))
+    sequence = Sequence.of(request(1)._replace(sampling=sampling))
 
     assert sequence.finish_after(token_id, INFO) == expected
 
 
 def test_generation_ends_where_the_context_does() -> None:
-    sequence = Sequence(request(1, num_prompt=INFO.max_context_tokens - 1, most=9))
+    sequence = Sequence.of(request(1, num_prompt=INFO.max_context_tokens - 1, most=9))
 
     assert sequence.finish_after(5, INFO) == "length"
 

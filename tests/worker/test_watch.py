@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from worker.messages import StepReport, StoredBlock
 from worker.watch import EMPTY_LOAD, MAX_BACKLOG, BlocksEvent, LoadEvent, SnapshotEvent, WatchHub
@@ -11,7 +12,7 @@ def report(
 ) -> StepReport:
     load = EMPTY_LOAD._replace(num_steps=num_steps)
     blocks = [StoredBlock(key, b"", 0, 0, 1) for key in stored or []]
-    return StepReport([], [], blocks, evicted or [], load, [], [], [], [], [])
+    return StepReport([], [], blocks, evicted or [], load, [], [], [], [], [], [])
 
 
 def new_hub() -> WatchHub:
@@ -84,6 +85,17 @@ async def test_a_new_core_has_an_empty_cache_and_another_name() -> None:
 
     assert isinstance(event, SnapshotEvent)
     assert (event.incarnation, event.prefix_keys) == ("second", ())
+
+
+def test_what_was_evicted_is_told_and_so_is_what_a_core_took_along() -> None:
+    hub = new_hub()
+    told: list[Sequence[bytes]] = []
+    hub.on_evicted = told.append
+    hub.apply(report(stored=[b"a", b"b", b"c"]))
+    hub.apply(report(evicted=[b"b"]))
+    hub.restart("second", num_blocks=4)
+
+    assert told == [[b"b"], [b"a", b"c"]]
 
 
 async def test_load_is_told_when_there_is_nothing_else_to_say() -> None:

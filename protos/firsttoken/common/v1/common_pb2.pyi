@@ -321,9 +321,32 @@ class Ledger(_message.Message):
     exclusive along the critical path: each hop times its own with its own
     monotonic clock and sends durations, never clock readings. What no segment
     owns is the residual: total_ms minus the sum of the segments.
+
+    A call that fails has one too, up to its failure, in its trailing metadata:
+    `firsttoken-ledger-bin`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class HiddenMsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     QUEUE_MS_FIELD_NUMBER: _builtins.int
     PREPROCESS_MS_FIELD_NUMBER: _builtins.int
@@ -333,24 +356,29 @@ class Ledger(_message.Message):
     PREFILL_MS_FIELD_NUMBER: _builtins.int
     TRANSFER_MS_FIELD_NUMBER: _builtins.int
     TOTAL_MS_FIELD_NUMBER: _builtins.int
+    HIDDEN_MS_FIELD_NUMBER: _builtins.int
     queue_ms: _builtins.float
-    """Waiting in the router for a worker with room."""
+    """Waiting in the router: to be let in, and for a worker with room."""
     preprocess_ms: _builtins.float
-    """Text to token ids and prefix keys."""
+    """Reading and checking the request; text to token ids and prefix keys."""
     route_ms: _builtins.float
     """Choosing a worker, failed attempts at other workers included."""
     prefill_queue_ms: _builtins.float
-    """Waiting in the worker for a place in a batch."""
+    """In the worker, ready and in no step: before the first and between its own."""
     kv_load_ms: _builtins.float
-    """Bringing cached KV into the engine."""
+    """Held for KV, or KV being brought into the engine."""
     prefill_ms: _builtins.float
-    """Computing the rest of the prompt, and the first token."""
+    """In steps of the engine, and sampling the first token."""
     transfer_ms: _builtins.float
     """Between processes: over all hops, what the caller saw minus what the callee spent."""
     total_ms: _builtins.float
     """From the request's arrival at the sender of this ledger to the first token
-    leaving it. A client replaces it with what it saw itself.
+    leaving it, or to the request's failure. A client replaces it with what it saw itself.
     """
+    @_builtins.property
+    def hidden_ms(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Work beside the critical path, no part of the total: "prefetch", "load", "export"."""
+
     def __init__(
         self,
         *,
@@ -362,10 +390,11 @@ class Ledger(_message.Message):
         prefill_ms: _builtins.float = ...,
         transfer_ms: _builtins.float = ...,
         total_ms: _builtins.float = ...,
+        hidden_ms: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_load_ms", b"kv_load_ms", "prefill_ms", b"prefill_ms", "prefill_queue_ms", b"prefill_queue_ms", "preprocess_ms", b"preprocess_ms", "queue_ms", b"queue_ms", "route_ms", b"route_ms", "total_ms", b"total_ms", "transfer_ms", b"transfer_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden_ms", b"hidden_ms", "kv_load_ms", b"kv_load_ms", "prefill_ms", b"prefill_ms", "prefill_queue_ms", b"prefill_queue_ms", "preprocess_ms", b"preprocess_ms", "queue_ms", b"queue_ms", "route_ms", b"route_ms", "total_ms", b"total_ms", "transfer_ms", b"transfer_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,6 +32,7 @@ class _MemberRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MemberRole
     MEMBER_ROLE_KVSTORE: _MemberRole.ValueType  # 4
     MEMBER_ROLE_GATEWAY: _MemberRole.ValueType  # 5
     """OpenAI-compatible HTTP."""
+    MEMBER_ROLE_OBSERVER: _MemberRole.ValueType  # 6
 
 class MemberRole(_MemberRole, metaclass=_MemberRoleEnumTypeWrapper): ...
 
@@ -42,6 +43,7 @@ MEMBER_ROLE_ROUTER: MemberRole.ValueType  # 3
 MEMBER_ROLE_KVSTORE: MemberRole.ValueType  # 4
 MEMBER_ROLE_GATEWAY: MemberRole.ValueType  # 5
 """OpenAI-compatible HTTP."""
+MEMBER_ROLE_OBSERVER: MemberRole.ValueType  # 6
 Global___MemberRole: _TypeAlias = MemberRole  # noqa: Y015
 
 class _MemberState:
@@ -108,6 +110,7 @@ class Member(_message.Message):
     DETAIL_FIELD_NUMBER: _builtins.int
     MEMORY_SOCKET_FIELD_NUMBER: _builtins.int
     OPERATOR_ADDRESS_FIELD_NUMBER: _builtins.int
+    HTTP_ADDRESS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Unique for each incarnation of a process."""
     role: Global___MemberRole.ValueType
@@ -127,6 +130,8 @@ class Member(_message.Message):
     """
     operator_address: _builtins.str
     """Set for routers: host:port of RouterService, for the mesh's operators."""
+    http_address: _builtins.str
+    """Set for observers: host:port of the page and its API."""
     @_builtins.property
     def worker(self) -> Global___WorkerCapacity:
         """Set for workers."""
@@ -145,10 +150,11 @@ class Member(_message.Message):
         detail: _builtins.str = ...,
         memory_socket: _builtins.str = ...,
         operator_address: _builtins.str = ...,
+        http_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "detail", b"detail", "generation", b"generation", "id", b"id", "memory_socket", b"memory_socket", "model", b"model", "operator_address", b"operator_address", "pid", b"pid", "role", b"role", "state", b"state", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "detail", b"detail", "generation", b"generation", "http_address", b"http_address", "id", b"id", "memory_socket", b"memory_socket", "model", b"model", "operator_address", b"operator_address", "pid", b"pid", "role", b"role", "state", b"state", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

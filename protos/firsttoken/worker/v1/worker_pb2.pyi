@@ -59,6 +59,7 @@ class GenerateRequest(_message.Message):
     PREFILL_ADDRESS_FIELD_NUMBER: _builtins.int
     ANSWER_IDS_FIELD_NUMBER: _builtins.int
     ANSWER_CHARACTERS_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     token_ids: _builtins.bytes
     """Packed little-endian uint32, at least one."""
@@ -81,6 +82,12 @@ class GenerateRequest(_message.Message):
     """Characters of the answer's text that the client has already."""
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParams: ...
+    @_builtins.property
+    def before(self) -> _common_pb2.Ledger:
+        """Where the request's time went before this call: an engine that had nothing to do
+        meanwhile can say who held its work. total_ms: since the request came.
+        """
+
     def __init__(
         self,
         *,
@@ -93,10 +100,11 @@ class GenerateRequest(_message.Message):
         prefill_address: _builtins.str = ...,
         answer_ids: _builtins.bytes = ...,
         answer_characters: _builtins.int = ...,
+        before: _common_pb2.Ledger | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_characters", b"answer_characters", "answer_ids", b"answer_ids", "model", b"model", "prefill_address", b"prefill_address", "prefix_keys", b"prefix_keys", "request_class", b"request_class", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_characters", b"answer_characters", "answer_ids", b"answer_ids", "before", b"before", "model", b"model", "prefill_address", b"prefill_address", "prefix_keys", b"prefix_keys", "request_class", b"request_class", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -806,6 +814,26 @@ class Load(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class BubbleSEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NUM_RUNNING_FIELD_NUMBER: _builtins.int
     NUM_WAITING_FIELD_NUMBER: _builtins.int
     NUM_BLOCKS_CACHED_FIELD_NUMBER: _builtins.int
@@ -824,6 +852,7 @@ class Load(_message.Message):
     NUM_INBOX_BLOCKS_FIELD_NUMBER: _builtins.int
     KV_FIELD_NUMBER: _builtins.int
     QUEUED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    BUBBLE_S_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     num_waiting: _builtins.int
     num_blocks_cached: _builtins.int
@@ -855,6 +884,12 @@ class Load(_message.Message):
     """
     @_builtins.property
     def kv(self) -> Global___KvTraffic: ...
+    @_builtins.property
+    def bubble_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Seconds in which the engine had nothing to do while a request was on its way to it, by
+        what held the request: a segment of the ledger, or "core", the loop around the engine.
+        """
+
     def __init__(
         self,
         *,
@@ -876,10 +911,11 @@ class Load(_message.Message):
         num_inbox_blocks: _builtins.int = ...,
         kv: Global___KvTraffic | None = ...,
         queued_prompt_tokens: _builtins.int = ...,
+        bubble_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens_evaluated", b"decode_tokens_evaluated", "engine_busy_s", b"engine_busy_s", "kv", b"kv", "longest_step_ms", b"longest_step_ms", "num_blocks_cached", b"num_blocks_cached", "num_blocks_reserved", b"num_blocks_reserved", "num_blocks_total", b"num_blocks_total", "num_handoffs_given", b"num_handoffs_given", "num_handoffs_taken", b"num_handoffs_taken", "num_inbox_blocks", b"num_inbox_blocks", "num_outbox_blocks", b"num_outbox_blocks", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prompt_tokens_cached", b"prompt_tokens_cached", "prompt_tokens_evaluated", b"prompt_tokens_evaluated", "queued_prompt_tokens", b"queued_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bubble_s", b"bubble_s", "decode_tokens_evaluated", b"decode_tokens_evaluated", "engine_busy_s", b"engine_busy_s", "kv", b"kv", "longest_step_ms", b"longest_step_ms", "num_blocks_cached", b"num_blocks_cached", "num_blocks_reserved", b"num_blocks_reserved", "num_blocks_total", b"num_blocks_total", "num_handoffs_given", b"num_handoffs_given", "num_handoffs_taken", b"num_handoffs_taken", "num_inbox_blocks", b"num_inbox_blocks", "num_outbox_blocks", b"num_outbox_blocks", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prompt_tokens_cached", b"prompt_tokens_cached", "prompt_tokens_evaluated", b"prompt_tokens_evaluated", "queued_prompt_tokens", b"queued_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

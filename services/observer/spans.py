@@ -1,12 +1,13 @@
-"""Spans from ledgers, on their way to an OTLP collector."""
+"""Hops of requests as spans, on their way to an OTLP collector."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
-import time
-from collections.abc import Iterable
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -16,21 +17,24 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
 from opentelemetry.trace.status import Status, StatusCode
 
-from services.core.ledger import Ledger
-from services.runtime.status import MAX_MESSAGE_BYTES, clip
-from services.runtime.telemetry import Attributes, TraceContext
+from services.core.attributes import HIDDEN
+from services.observer.model import Hop
 
-MAX_QUEUED_SPANS = 4096
+MAX_QUEUED_SPANS = 8192
 EXPORT_INTERVAL_S = 1.0
 EXPORT_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 2.0
 MAX_TRACESTATE_MEMBERS = 32
+# Processes that come and go.
+MAX_IDENTITIES = 256
 
 _TRACESTATE_MEMBER = re.compile(
     r"([a-z0-9][a-z0-9_\-*/@]{0,255})="
     r"([\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e])"
 )
 _UNSET = Status(StatusCode.UNSET)
+# What the collector gets has been chosen already.
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _SCOPE = InstrumentationScope("firsttoken")
 _EXPORTER_LOGGERS = (
     "opentelemetry.exporter.otlp.proto.grpc.exporter",
@@ -38,16 +42,22 @@ _EXPORTER_LOGGERS = (
 )
 
 
+class _Identity(NamedTuple):
+    """Of a process. On each span too: not every reader of spans shows resources."""
+
+    attributes: Mapping[str, Any]
+    resource: Resource
+
+
 class SpanExporter:
     """Exports on a thread of its own.
 
-    A collector that is dead or slow costs a request nothing: the queue is bounded,
-    the oldest spans are dropped, and one line in the log says so.
+    A collector that is dead or slow costs nothing but spans: the queue is bounded,
+    the oldest are dropped, and one line in the log says so.
     """
 
-    def __init__(self, endpoint: str, *, service: str, member_id: str) -> None:
-        self._identity = {"service.name": service, "service.instance.id": member_id}
-        self._resource = Resource(self._identity)
+    def __init__(self, endpoint: str) -> None:
+        self._identities: dict[tuple[str, str], _Identity] = {}
         self._one_line = _OneLine(endpoint)
         for name in _EXPORTER_LOGGERS:
             logging.getLogger(name).addFilter(self._one_line)
@@ -71,58 +81,64 @@ class SpanExporter:
         for name in _EXPORTER_LOGGERS:
             logging.getLogger(name).removeFilter(self._one_line)
 
-    def export_request(
-        self,
-        name: str,
-        context: TraceContext,
-        parent_span_id: str,
-        ledger: Ledger,
-        attributes: Attributes,
-        *,
-        error: str,
-        end_s: float | None,
-    ) -> None:
-        """See Tracing.record_request."""
-        now_s = time.monotonic()
-        offset_ns = time.time_ns() - int(now_s * 1e9)
+    def export(self, hop: Hop) -> None:
+        """Queue its span, and under it one for each interval that it measured."""
+        identity = self._identity(hop)
+        trace_id, trace_state = int(hop.trace_id, 16), _trace_state(hop.tracestate)
 
-        def wall_ns(monotonic_s: float) -> int:
-            return offset_ns + int(monotonic_s * 1e9)
+        def context(span_id: int, *, remote: bool = False) -> SpanContext:
+            return SpanContext(
+                trace_id, span_id, is_remote=remote, trace_flags=_SAMPLED, trace_state=trace_state
+            )
 
-        span_context = _span_context(context)
-        events = []
-        if ledger.first_token_s is not None:
-            events.append(Event("first_token", timestamp=wall_ns(ledger.first_token_s)))
+        def unix_ns(since_arrival_s: float) -> int:
+            return int((hop.arrived_unix_s + since_arrival_s) * 1e9)
+
+        own = context(int(hop.span_id, 16))
+        first_token = [] if hop.first_token_s is None else [hop.first_token_s]
         self._emit(
-            name,
-            span_context,
-            parent=_span_context(context._replace(span_id=parent_span_id), remote=True),
-            start_ns=wall_ns(ledger.arrived_s),
-            end_ns=wall_ns(now_s if end_s is None else end_s),
-            attributes={**self._identity, **attributes},
+            hop.name,
+            own,
+            identity,
+            parent=context(int(hop.parent_span_id, 16), remote=True)
+            if hop.parent_span_id
+            else None,
+            start_ns=unix_ns(0.0),
+            end_ns=unix_ns(hop.ended_s),
+            attributes=_attributes(hop),
             kind=SpanKind.SERVER,
-            status=Status(StatusCode.ERROR, clip(error, MAX_MESSAGE_BYTES)) if error else _UNSET,
-            events=events,
+            status=Status(StatusCode.ERROR, hop.error) if hop.error else _UNSET,
+            events=[Event("first_token", timestamp=unix_ns(at_s)) for at_s in first_token],
         )
-        for segment, start_s, finish_s in ledger.intervals:
+        for segment, start_s, end_s in hop.parts:
             self._emit(
                 str(segment),
-                _span_context(context.child()),
-                parent=span_context,
-                start_ns=wall_ns(start_s),
-                end_ns=wall_ns(finish_s),
-                attributes=self._identity,
+                context(_random_span_id()),
+                identity,
+                parent=own,
+                start_ns=unix_ns(start_s),
+                end_ns=unix_ns(end_s),
             )
+
+    def _identity(self, hop: Hop) -> _Identity:
+        key = hop.service, hop.member_id
+        if key not in self._identities:
+            if len(self._identities) >= MAX_IDENTITIES:
+                del self._identities[next(iter(self._identities))]
+            attributes = {"service.name": hop.service, "service.instance.id": hop.member_id}
+            self._identities[key] = _Identity(attributes, Resource(attributes))
+        return self._identities[key]
 
     def _emit(
         self,
         name: str,
-        context: SpanContext | None,
+        context: SpanContext,
+        identity: _Identity,
         *,
         parent: SpanContext | None,
         start_ns: int,
         end_ns: int,
-        attributes: Attributes,
+        attributes: Mapping[str, Any] | None = None,
         kind: SpanKind = SpanKind.INTERNAL,
         status: Status = _UNSET,
         events: Iterable[Event] = (),
@@ -131,8 +147,8 @@ class SpanExporter:
             name,
             context=context,
             parent=parent,
-            resource=self._resource,
-            attributes=attributes,
+            resource=identity.resource,
+            attributes={**identity.attributes, **(attributes or {})},
             events=tuple(events),
             kind=kind,
             status=status,
@@ -143,16 +159,13 @@ class SpanExporter:
         self._processor.on_end(span)
 
 
-def _span_context(context: TraceContext, *, remote: bool = False) -> SpanContext | None:
-    if not context.span_id:
-        return None
-    return SpanContext(
-        int(context.trace_id, 16),
-        int(context.span_id, 16),
-        is_remote=remote,
-        trace_flags=TraceFlags(TraceFlags.SAMPLED if context.sampled else TraceFlags.DEFAULT),
-        trace_state=_trace_state(context.tracestate),
-    )
+def _attributes(hop: Hop) -> dict[str, Any]:
+    hidden_ms = {f"{HIDDEN}{name}": spent_s * 1e3 for name, spent_s in hop.hidden_s.items()}
+    return {**hop.attributes, **hidden_ms}
+
+
+def _random_span_id() -> int:
+    return secrets.randbits(64) or 1
 
 
 def _trace_state(header: str) -> TraceState | None:

@@ -1,0 +1,49 @@
+"""What a tokenizer counts, for the observer. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from services.core.metrics import Metric, Sample
+
+_PROMPTS = Metric("firsttoken.tokenizer.prompts", "{prompt}", "Prompts encoded.", True)
+_FAILED = Metric("firsttoken.tokenizer.failed", "{prompt}", "Prompts that were not encoded.", True)
+_TOKENS = Metric("firsttoken.tokenizer.tokens", "{token}", "Tokens of the prompts encoded.", True)
+_RUNNING = Metric(
+    "firsttoken.tokenizer.running",
+    "{prompt}",
+    "Prompts being encoded, or waiting for a thread.",
+    False,
+)
+METRICS = (_PROMPTS, _FAILED, _TOKENS, _RUNNING)
+
+
+class Counts:
+    def __init__(self) -> None:
+        self.num_prompts = 0
+        self.num_failed = 0
+        self.num_tokens = 0
+        self.num_running = 0
+
+    @contextmanager
+    def encoding(self) -> Iterator[None]:
+        """While one prompt is encoded."""
+        self.num_running += 1
+        try:
+            yield
+        except BaseException:
+            self.num_failed += 1
+            raise
+        finally:
+            self.num_running -= 1
+
+    def encoded(self, num_tokens: int) -> None:
+        self.num_prompts += 1
+        self.num_tokens += num_tokens
+
+    def read(self) -> Iterator[Sample]:
+        yield Sample(_PROMPTS.name, self.num_prompts)
+        yield Sample(_FAILED.name, self.num_failed)
+        yield Sample(_TOKENS.name, self.num_tokens)
+        yield Sample(_RUNNING.name, self.num_running)

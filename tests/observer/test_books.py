@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import math
+
+import orjson
+import pytest
+
+from firsttoken.observer.v1 import observer_pb2
+from services.core.config import Snapshot
+from services.core.settings import MeshConfig
+from services.observer.books import Books
+from services.observer.hearing import Teller
+from services.observer.state import make_state
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_level_that_is_no_number_does_not_take_the_page_away(value: float) -> None:
+    books = Books(Snapshot(1, MeshConfig()), None)
+    labels = {"request_class": "interactive"}
+    name = "firsttoken.router.requests.waiting"
+    sample = observer_pb2.Sample(name=name, value=value, labels=labels)
+    books.hear(Teller("r", "router", "h", 1), observer_pb2.ReportRequest(samples=[sample]))
+
+    orjson.dumps(make_state(books.window(), [], books.history))

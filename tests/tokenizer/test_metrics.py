@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services.tokenizer.metrics import METRICS, Counts
+
+
+def values(counts: Counts) -> dict[str, float]:
+    return {each.name.rpartition(".")[2]: each.value for each in counts.read()}
+
+
+def test_prompts_are_counted_when_they_are_encoded_and_when_they_are_not() -> None:
+    counts = Counts()
+    with counts.encoding():
+        assert values(counts)["running"] == 1
+        counts.encoded(12)
+    with pytest.raises(ValueError, match="no"), counts.encoding():
+        raise ValueError("no")
+    with pytest.raises(asyncio.CancelledError), counts.encoding():
+        raise asyncio.CancelledError
+    assert values(counts) == {"prompts": 1, "tokens": 12, "failed": 2, "running": 0}
+    assert {each.name for each in counts.read()} == {metric.name for metric in METRICS}
