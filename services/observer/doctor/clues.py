@@ -82,12 +82,14 @@ def lost_tokens(
     return Clues(spans=spans, evicted_tokens=evicted, recomputed_tokens=recomputed)
 
 
-def volatile_spans(hygiene: Mapping[str, Any]) -> tuple[VolatileSpan, ...]:
-    """Of a hygiene report, what is no text of people."""
+def volatile_spans(hygiene: Mapping[str, Any]) -> tuple[VolatileSpan, ...] | None:
+    """Of a hygiene report, what is no text of people. None: it cannot say what is."""
     measured, tokens = hygiene["hit_rate"], hygiene["prompt_tokens"]
     spans = []
     for change in hygiene["changes"]:
         gained = change["predicted_hit_rate_alone"] - (measured or 0.0)
+        if change["kind"] is None and gained > 0:
+            return None  # without the model's vocabulary, a question is like a nonce
         if change["kind"] != "text" and gained > 0:
             spans.append(
                 VolatileSpan(
@@ -100,7 +102,7 @@ def volatile_spans(hygiene: Mapping[str, Any]) -> tuple[VolatileSpan, ...]:
 
 
 def _describe(change: Mapping[str, Any]) -> str:
-    kind = str(change["kind"] or "text").replace("_", " ")
+    kind = change["kind"].replace("_", " ")
     values = f"{change['values']} values in {change['requests']} requests"
     if change["message"] is None or change["character"] is None:
         place = f"tokens {change['start_token']} to {change['end_token']}"

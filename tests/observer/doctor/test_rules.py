@@ -221,6 +221,11 @@ def test_a_time_stamp_in_every_prompt_is_named_from_what_hygiene_found() -> None
     assert first.cause is Cause.NONCE_IN_PREFIX
     assert "time stamp" in first.summary
 
+    # Without the vocabulary nobody can say that it is no question.
+    unread = clues_of((), window.members, hygiene_report(window, traffic.prompts, spelling=None))
+    assert unread.spans is None
+    assert Cause.NONCE_IN_PREFIX not in [each.cause for each in diagnose(window, unread)]
+
 
 @pytest.mark.parametrize("factor", [2.5, 10.0])
 def test_a_worker_that_came_late_and_computes_slowly_at_first_is_cold(factor: float) -> None:
