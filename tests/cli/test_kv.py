@@ -115,7 +115,8 @@ def test_stats_by_tier_and_tenant(kv: Kv, prompt: str) -> None:
     assert store["l2"]["bytes_written"] > 0
     [tenant] = [each for each in store["tenants"] if each["tenant"] == ""]
     assert tenant["num_blocks"] >= 4
-    assert store["rejected"] == {}
+    # On a busy machine Redis may answer later than it is waited for: that is counted, no more.
+    assert store["rejected"].keys() <= {"l2_late"}
 
 
 def test_stats_in_words(kv: Kv, prompt: str) -> None:
