@@ -194,10 +194,7 @@ async def while_sending(first: asyncio.Event, prefill: str) -> None:
     await first.wait()
 
 
-DEATHS = pytest.mark.parametrize(
-    ("part", "stage"),
-    [("front", while_computing), ("core", while_computing), ("core", while_sending)],
-)
+STAGES = pytest.mark.parametrize("stage", [while_computing, while_sending])
 
 
 def core_of(index: int) -> int:
@@ -208,7 +205,8 @@ def core_of(index: int) -> int:
     return cores[index]
 
 
-@DEATHS
+@STAGES
+@pytest.mark.parametrize("part", ["front", "core"])
 async def test_a_prefill_worker_that_dies_changes_no_answer(
     workers: Workers, stage: Stage, part: str
 ) -> None:
@@ -234,7 +232,8 @@ async def test_a_prefill_worker_that_dies_changes_no_answer(
     await workers.idle()
 
 
-@DEATHS
+@STAGES
+@pytest.mark.parametrize("part", ["front", "core"])
 async def test_a_decode_worker_that_dies_frees_its_prefill_worker(
     workers: Workers, stage: Stage, part: str
 ) -> None:
@@ -260,9 +259,8 @@ async def test_a_decode_worker_that_dies_frees_its_prefill_worker(
         await workers.idle()
 
 
-@pytest.mark.parametrize(
-    ("role", "stage"), [("prefill", while_computing), ("decode", while_sending)]
-)
+@STAGES
+@pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_a_core_that_dies_leaves_no_trace_in_its_front(
     workers: Workers, stage: Stage, role: str
 ) -> None:
