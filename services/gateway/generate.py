@@ -99,9 +99,9 @@ class Generation:
         self._prepared_s = time.monotonic()
         self._ledgers += [self._beginning() for _ in answers[1:]]
         answer_all = self._stream if ask.told.stream else self._whole
-        async with contextlib.AsyncExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             for answer in answers:
-                stack.push_async_callback(answer.close)
+                stack.callback(answer.close)
             async with exchange.while_client_waits():
                 await answer_all(ask, telling, answers)
 

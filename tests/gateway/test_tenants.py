@@ -98,6 +98,13 @@ async def test_a_key_is_taken_in_either_header(edge: Edge, headers: dict[str, st
         assert response.status_code == 200, response.text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_asks_one_after_the_other_never_has_two_at_once(edge: Edge, stream: bool) -> None:
+    for _ in range(100):
+        response = await edge.http.post(CHAT, json={**BODY, "stream": stream}, headers=GOOD)
+        assert response.status_code == 200, response.text
+
+
 async def test_a_class_above_the_tenant_s_is_forbidden(edge: Edge) -> None:
     error = await edge.refused(CHAT, {**BODY, "priority": "interactive"}, **GOOD)
 
