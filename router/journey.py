@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
+from collections.abc import Iterator
 
 import grpc
 
@@ -114,17 +116,21 @@ class Journey:
         self._outcome.request_class = checked.request_class.value
         # The worker's slot is free when the worker is, however slowly the client reads.
         async with self._delivery:
-            try:
-                with spending(self._ledger, Segment.QUEUE, since_s=checked_s):
-                    place = self._enter(checked)
-                with place:
-                    prompt = self._outcome.prompt = await self._preprocess(checked)
-                    await inject(self._delay_ms.router_unowned)
-                    await self._generate(place, prompt, checked.tenant)
-            except Exception:
-                # What is cleaned up from here on is on the way back.
-                self._ledger.mark_failure(time.monotonic())
-                raise
+            with self._noting_failure(), spending(self._ledger, Segment.QUEUE, since_s=checked_s):
+                place = self._enter(checked)
+            with place, self._noting_failure():
+                prompt = self._outcome.prompt = await self._preprocess(checked)
+                await inject(self._delay_ms.router_unowned)
+                await self._generate(place, prompt, checked.tenant)
+
+    @contextlib.contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        """What is cleaned up afterwards is on the way back."""
+        try:
+            yield
+        except Exception:
+            self._ledger.mark_failure(time.monotonic())
+            raise
 
     def _enter(self, checked: Checked) -> Place:
         remaining_s = self._context.time_remaining()

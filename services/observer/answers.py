@@ -88,10 +88,15 @@ class Answers:
 
     async def _known(self) -> tuple[Window, Clues]:
         window, prompts = self._books.window(), self._books.prompts.snapshot()
-        report = await self.hygiene()
-        return window, await self._work_out(
-            lambda: clues_of(read_past(window, prompts), window.members, report)
-        )
+        try:
+            report = await self.hygiene()
+            clues = await self._work_out(
+                lambda: clues_of(read_past(window, prompts), window.members, report)
+            )
+        except Exception:  # a defect: what the requests tell is worth saying without
+            logger.exception("what the prompts tell could not be worked out")
+            clues = Clues()
+        return window, clues
 
     async def _work_out(self, work: Callable[[], T]) -> T:
         async with self._one_at_a_time:

@@ -68,7 +68,11 @@ class Effects:
         kept.changes = generation.changes
 
     def add(self, request: Request) -> None:
-        kept = self._of(request.generation)
+        # Who was refused before a worker was chosen does not say under which.
+        number = request.generation or self._in_force(request.arrived_unix_s)
+        if number is None:
+            return
+        kept = self._of(number)
         kept.num_requests += 1
         if request.ttft_s is None or request.error:
             kept.num_failed += 1
@@ -104,6 +108,14 @@ class Effects:
         for kept in self._kept.values():
             num_answered = kept.num_requests - kept.num_failed
             assert len(kept.sample) == min(num_answered, MAX_SAMPLE)
+
+    def _in_force(self, at_unix_s: float) -> int | None:
+        begun = [
+            kept.number
+            for kept in self._kept.values()
+            if kept.since_unix_s is not None and kept.since_unix_s <= at_unix_s
+        ]
+        return max(begun, default=None)
 
     def _of(self, number: int) -> _Kept:
         if number not in self._kept:

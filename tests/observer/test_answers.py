@@ -35,6 +35,17 @@ async def test_text_is_not_remembered_beyond_the_permission_to_show_it(
     assert await answers.hygiene() == {"text": ""}
 
 
+async def test_the_doctor_sees_requests_also_where_prompts_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any, **__: Any) -> dict[str, Any]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(hygiene, "report", fail)
+    report = await Answers(Books(snapshot(1, show_text=False), None)).doctor()
+    assert report["findings"] == []
+
+
 @pytest.mark.parametrize("asked", ["why", "saved_window"])
 async def test_those_that_wait_hold_nothing_of_what_is_known(
     monkeypatch: pytest.MonkeyPatch, asked: str

@@ -52,6 +52,16 @@ def test_a_change_that_does_nothing_is_noise() -> None:
     assert last(effects(0.1, 0.1))["effect"]["verdict"] == "no more than noise"
 
 
+def test_who_was_refused_counts_where_it_came() -> None:
+    found = effects(0.1, 0.05)
+    for arrived_unix_s in (99.0, 150.0, 250.0, 260.0):
+        refused = a_request(generation=0, ttft_s=None, error="full", arrived_unix_s=arrived_unix_s)
+        found.add(refused)
+    rows = found.report()["generations"]
+
+    assert [(row["generation"], row["failed"]) for row in rows] == [(1, 1), (2, 2)]
+
+
 def test_of_few_requests_nothing_is_said() -> None:
     row = last(effects(0.1, 0.05, num_requests=10))
     assert row["effect"] is None  # nothing before it that could be compared with

@@ -61,7 +61,12 @@ async def observing(**settings: Any) -> AsyncIterator[Observed]:
         open_channel(node.report_address) as channel,
         httpx.AsyncClient(base_url=node.url, trust_env=False) as http,
     ):
-        yield Observed(node, observer_pb2_grpc.ObserverServiceStub(channel), http)
+        observed = Observed(node, observer_pb2_grpc.ObserverServiceStub(channel), http)
+        # With each change of the members, what a stranger told is forgotten: let there be none.
+        await eventually(
+            lambda: any(each.state == "ready" and each.generation for each in node.books.members)
+        )
+        yield observed
 
 
 @pytest.fixture(autouse=True)

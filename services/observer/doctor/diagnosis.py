@@ -7,6 +7,7 @@ out, `report` the same as JSON.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -99,6 +100,8 @@ BRINGS: Mapping[Cause, tuple[Cause, ...]] = {
     Cause.LONG_PROMPTS_SQUEEZE: (Cause.SKEWED_ROUTING, *_WAITS),
 }
 
+logger = logging.getLogger(__name__)
+
 
 def diagnose(window: Window, clues: Clues | None = None) -> list[Finding]:
     """The most TTFT explained first; what costs something else comes behind. Empty: healthy."""
@@ -111,7 +114,7 @@ def examine(window: Window, clues: Clues | None = None) -> Diagnosis:
         needs = f"at least {MIN_REQUESTS} answered requests; there are {facts.num_requests}"
         undecided = tuple(Undecided(cause, needs) for cause in RULES)
         return Diagnosis(findings=(), undecided=undecided, num_requests=facts.num_requests)
-    judged = [rule(facts) for rule in RULES.values()]
+    judged = [_judge(cause, rule, facts) for cause, rule in RULES.items()]
     found = [each for each in judged if isinstance(each, Finding)]
     brought = {cause for finding in found for cause in BRINGS.get(finding.cause, ())}
     named = [
@@ -124,6 +127,14 @@ def examine(window: Window, clues: Clues | None = None) -> Diagnosis:
         undecided=tuple(each for each in judged if isinstance(each, Undecided)),
         num_requests=facts.num_requests,
     )
+
+
+def _judge(cause: Cause, rule: Rule, facts: Facts) -> Finding | Undecided | None:
+    try:
+        return rule(facts)
+    except Exception:  # a defect: the other rules may still see what is wrong
+        logger.exception("the doctor's rule for %s failed", cause)
+        return Undecided(cause, "its rule failed; the observer's log says how")
 
 
 def report(window: Window, clues: Clues | None = None) -> dict[str, Any]:

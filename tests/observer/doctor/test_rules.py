@@ -18,6 +18,7 @@ from services.core.ledger import Segment
 from services.observer.doctor import Cause, Clues, VolatileSpan, diagnose, examine
 from services.observer.doctor.clues import Visit, clues_of, lost_tokens
 from services.observer.doctor.diagnosis import BRINGS, RULES
+from services.observer.doctor.facts import Facts
 from services.observer.doctor.readings import (
     BLOCKS_CACHED,
     BLOCKS_RESERVED,
@@ -111,6 +112,18 @@ async def test_a_blocked_loop_is_named_by_its_own_watch() -> None:
     window = a_window(spending(Segment.TRANSFER, 0.05), readings=tuple(readings))
     assert causes(window)[0] is Cause.LOOP_LAG
     assert Cause.SLOW_NETWORK not in causes(window)
+
+
+def test_one_rule_that_fails_silences_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(facts: Facts) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setitem(RULES, Cause.COSTLY, fail)  # type: ignore[misc]
+    window = a_window(a_request(trace_id=f"{n:032x}") for n in range(60))
+    judged = {each.cause: each.needs for each in examine(window).undecided}
+
+    assert "its rule failed" in judged.pop(Cause.COSTLY)
+    assert not any("its rule failed" in needs for needs in judged.values())
 
 
 @pytest.mark.parametrize(
