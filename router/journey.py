@@ -69,6 +69,8 @@ class Journey:
         sampled = mesh.reporter.decide(self._caller, self._config.telemetry.sample_ratio)
         self._trace = self._caller.child(sampled=sampled)
         self._delivery = Delivery(context, max_unread_bytes=self._config.router.max_unread_bytes)
+        # From the call to the first message, until what its worker spent of that is entered.
+        self._seen_s: float | None = None
         self._tenant = caller()
         self._outcome = Outcome()
         self._outcome.tenant = self._tenant.name
@@ -100,6 +102,8 @@ class Journey:
 
     def _tell_ledger(self) -> None:
         self._ledger.mark_failure(time.monotonic())
+        if self._seen_s is not None:
+            self._spend_first_token(replay(self._delivery.messages[:1]).ledger)
         tell_ledger(self._context, self._ledger)
 
     async def _answer(self) -> None:
@@ -237,11 +241,13 @@ class Journey:
         try:
             message = await self._first_message(call, grant)
             now_s = time.monotonic()
+            if self._ledger.first_token_s is None:
+                self._seen_s = now_s - called_s
             self._ledger.mark_first_token(now_s)
             await inject(self._delay_ms.router_to_client)
             self._mesh.dispatcher.answered(grant.slot.worker)
             grant.first_token()
-            await self._forward(call, message, grant, now_s - called_s)
+            await self._forward(call, message, grant)
         except grpc.aio.AioRpcError as error:
             # Once there is a first token, it is too late for the ledger.
             if self._ledger.first_token_s is None:
@@ -270,12 +276,12 @@ class Journey:
             raise MeshError("the worker ended its stream without a message")
         return message
 
-    async def _forward(self, call: WorkerCall, message: bytes, grant: Grant, seen_s: float) -> None:
+    async def _forward(self, call: WorkerCall, message: bytes, grant: Grant) -> None:
         """Everything as it comes; the last message with this router's part added."""
         while not is_finished(message):
             self._delivery.send(message)
             message = await self._following_message(call, grant)
-        self._delivery.send(self._finish(message, grant, seen_s))
+        self._delivery.send(self._finish(message, grant))
 
     async def _following_message(self, call: WorkerCall, grant: Grant) -> bytes:
         try:
@@ -290,6 +296,7 @@ class Journey:
     def _resume(self, request: worker_pb2.GenerateRequest, death: WorkerDied) -> None:
         """Have the next worker go on behind what the client has."""
         told = replay(self._delivery.messages)
+        self._spend_first_token(told.ledger)
         most = self._config.router.max_migrations
         if self._outcome.num_migrations == most:
             rule = f"an answer goes on elsewhere at most {most} times (router.max_migrations)"
@@ -305,12 +312,16 @@ class Journey:
             problem = f"it could not go on elsewhere: {text}"
             raise _worker_died(replay(self._delivery.messages), problem) from refusal
 
-    def _finish(self, message: bytes, grant: Grant, seen_s: float) -> bytes:
+    def _spend_first_token(self, ledger: common_pb2.Ledger | None) -> None:
+        """Of the worker that gave it. Only the first call counts."""
+        seen_s, self._seen_s = self._seen_s, None
+        if seen_s is not None and ledger is not None:
+            spend_callee(self._ledger, ledger, seen_s=seen_s)
+
+    def _finish(self, message: bytes, grant: Grant) -> bytes:
         response = inference_pb2.GenerateResponse.FromString(message)
         finished = response.finished
-        if not self._outcome.num_migrations:
-            # Else the worker that gave the first token took its part of the ledger with it.
-            spend_callee(self._ledger, finished.ledger, seen_s=seen_s)
+        self._spend_first_token(finished.ledger)
         # To a worker that went on with the answer, its beginning was a part of the prompt.
         usage = finished.usage
         usage.cached_tokens = min(usage.cached_tokens, usage.prompt_tokens)

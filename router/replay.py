@@ -1,7 +1,7 @@
 """What a client has been told, read back from the messages that went through. Pure.
 
-Messages are forwarded unread; only when the worker behind them dies are they parsed,
-once, so that another worker can go on where it ended.
+Messages are forwarded unread; only when the answer breaks off are they parsed, once,
+so that another worker can go on where it ended, and the ledger has the first token's times.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from firsttoken.common.v1 import common_pb2
 from firsttoken.worker.v1 import worker_pb2
 from services.core.tokens import BYTES_PER_TOKEN
 
@@ -18,6 +19,8 @@ class Told(NamedTuple):
     answer_ids: bytes
     # Of its text, which may lag behind the ids.
     num_characters: int
+    # Of the worker that gave the first token; None: there was none.
+    ledger: common_pb2.Ledger | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -27,6 +30,9 @@ class Told(NamedTuple):
 def replay(messages: Iterable[bytes]) -> Told:
     """`messages`: chunks, of one worker or of several that went on after each other."""
     chunks = [worker_pb2.GenerateResponse.FromString(message).chunk for message in messages]
+    ledgers = (chunk.ledger for chunk in chunks if chunk.HasField("ledger"))
     return Told(
-        b"".join(chunk.token_ids for chunk in chunks), sum(len(chunk.text) for chunk in chunks)
+        b"".join(chunk.token_ids for chunk in chunks),
+        sum(len(chunk.text) for chunk in chunks),
+        next(ledgers, None),
     )

@@ -115,6 +115,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                         async for chunk in _chunks(stream, answer, ledger, origin):
                             if ledger.first_token_s is None:
                                 origin.leave(ledger, time.monotonic())
+                                chunk.ledger.CopyFrom(ledger_to_proto(ledger))
                                 await inject(self._delays().worker_to_router)
                             yield worker_pb2.GenerateResponse(chunk=chunk)
             ledger.mark_first_token(time.monotonic())

@@ -253,4 +253,6 @@ async def test_the_ledger_stays_that_of_the_first_token() -> None:
         answer = stream.answer
 
     assert all(spent_ms >= 0 for spent_ms in answer.ledger.values())
-    assert sum(answer.ledger.values()) <= answer.ttft_ms
+    assert answer.ledger["prefill"] > 0
+    # The break would be more.
+    assert abs(answer.residual_ms) < 500

@@ -14,6 +14,7 @@ from services.core.settings import MeshConfig
 from services.core.tenants import hash_key
 from tests.conftest import MeshFactory
 from tests.runtime.collector import attributes_of, collecting
+from tests.runtime.waiting import eventually
 
 TRACE_ID, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -111,3 +112,22 @@ async def test_a_span_says_how_the_worker_was_chosen_and_what_it_had(mesh_of: Me
         "actual_cached_tokens": 0,
         "best_elsewhere_cached_tokens": 0,
     }
+
+
+async def test_an_answer_that_is_broken_off_has_the_first_token_s_ledger(
+    mesh_of: MeshFactory,
+) -> None:
+    settings = config.parse({"worker": {"engine": "simulated"}})
+    async with mesh_of(settings, with_observer=True) as mesh:
+        assert mesh.observer is not None
+        async with mesh.client.generate("Hello", max_tokens=500, ignore_eos=True) as stream:
+            await anext(stream)
+        requests = mesh.observer.books.requests
+        await eventually(lambda: len(requests) == 1)
+    [request] = requests
+    spent_s = dict(request.spent_s)
+
+    assert request.error
+    assert request.ttft_s is not None
+    assert spent_s[Segment.PREFILL] > 0
+    assert sum(spent_s.values()) > request.ttft_s / 2

@@ -257,6 +257,7 @@ class Chunk(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    LEDGER_FIELD_NUMBER: _builtins.int
     token_ids: _builtins.bytes
     """New token ids, packed little-endian uint32. Text may lag behind ids: an
     unfinished UTF-8 character or a possible stop string is held back.
@@ -266,16 +267,23 @@ class Chunk(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PositionLogprobs]:
         """One entry per id of token_ids when SamplingParams.logprobs is set."""
 
+    @_builtins.property
+    def ledger(self) -> Global___Ledger:
+        """With the first token: the ledger of the worker that sends it, for those who never
+        get `finished` from that worker. Routers add nothing to it.
+        """
+
     def __init__(
         self,
         *,
         token_ids: _builtins.bytes = ...,
         text: _builtins.str = ...,
         logprobs: _abc.Iterable[Global___PositionLogprobs] | None = ...,
+        ledger: Global___Ledger | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
