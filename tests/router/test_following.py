@@ -58,13 +58,21 @@ async def test_a_router_that_restarts_hits_with_its_first_request(mesh_of: MeshF
 
 
 async def test_a_worker_that_was_cold_at_first_gets_its_share(mesh_of: MeshFactory) -> None:
-    """What a first prompt was expected to take, before anything was measured, is forgotten."""
+    """What a first prompt was expected to take, before anything was measured, is forgotten: within
+    60 requests, unless a busy machine measures it as slow once more. Five such rounds take less
+    time than a worker went unasked for when nothing was forgotten."""
+    rounds: list[Counter[str]] = []
     async with mesh_of(settings(tokens_per_s=20_000), num_workers=2) as mesh:
         await follows(mesh.router, 2)
-        answers = [await ask(mesh.client, f"{number} of {number}") for number in range(60)]
-    shares = Counter(answer.worker_id for answer in answers)
-    assert min(shares.values()) >= 10
-    assert len(shares) == 2
+        while len(rounds) < 5 and not any(_is_shared(shares) for shares in rounds):
+            prompts = [f"{number} of {len(rounds)}" for number in range(60)]
+            answers = [await ask(mesh.client, prompt) for prompt in prompts]
+            rounds.append(Counter(answer.worker_id for answer in answers))
+    assert _is_shared(rounds[-1]), rounds
+
+
+def _is_shared(shares: Counter[str]) -> bool:
+    return len(shares) == 2 and min(shares.values()) >= 10
 
 
 async def test_it_follows_nobody_while_nobody_asks(mesh_of: MeshFactory) -> None:
