@@ -18,7 +18,7 @@ from router.checks import Checked, check_length, check_request, text_head
 from router.delivery import Delivery
 from router.dispatch import Grant, Place
 from router.fleet import Worker
-from router.mesh import Mesh
+from router.mesh import HOP_NAME, Mesh
 from router.outcome import Outcome
 from router.peers import Hop, PeerLost
 from router.prompt import Prompt
@@ -365,7 +365,7 @@ class Journey:
         if not reporter.enabled:
             return
         reporter.record_request(
-            "router.generate",
+            HOP_NAME,
             self._trace,
             self._caller.span_id,
             self._ledger,

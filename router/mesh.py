@@ -17,12 +17,20 @@ from router.roster import Roster, Store, Tokenizer, read_members
 from router.telling import Telling
 from router.tokenizers import Tokenizers
 from router.watching import Holder, Watching
+from services.core import attributes as names
 from services.core.config import Snapshot
-from services.core.ledger import Ledger
+from services.core.errors import Overloaded
+from services.core.ledger import Ledger, Segment
 from services.core.tenants import Tenant, Tenants
 from services.runtime.channels import Channels
 from services.runtime.identity import CallBounds
+from services.runtime.interceptor import Context
+from services.runtime.protocol import tell_ledger
 from services.runtime.reporter import Reporter
+from services.runtime.telemetry import TraceContext
+
+# Of every request's span here.
+HOP_NAME = "router.generate"
 
 
 class Mesh:
@@ -77,6 +85,28 @@ class Mesh:
     def admit(self, tenant: Tenant) -> Lease:
         """To hold while a call of the tenant lasts. Raises Overloaded."""
         return self.limits.enter(tenant.name, time.monotonic())
+
+    def refused(self, context: Context, tenant: Tenant, error: Overloaded, since_s: float) -> None:
+        """A request all the same: it has a ledger, and the observer hears of it."""
+        ledger, now_s = Ledger(since_s), time.monotonic()
+        ledger.spend(Segment.PREPROCESS, now_s - since_s)
+        ledger.mark_failure(now_s)
+        tell_ledger(context, ledger)
+        trace = TraceContext.from_metadata(context.invocation_metadata())
+        sampled = self.reporter.decide(trace, self.snapshot.config.telemetry.sample_ratio)
+        self.reporter.record_request(
+            HOP_NAME,
+            trace.child(sampled=sampled),
+            trace.span_id,
+            ledger,
+            {
+                names.MODEL: self.roster.model,
+                names.GENERATION: self.snapshot.generation,
+                names.TENANT: tenant.name,
+                names.ERROR_TYPE: error.reason,
+            },
+            error=error.message,
+        )
 
     def bounds(self) -> Bounds:
         config = self.snapshot.config

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -71,6 +72,10 @@ class Edge(Protocol):
         """What a call holds while it lasts. Raises Overloaded when the tenant has enough."""
         ...
 
+    def refused(self, context: Context, tenant: Tenant, error: Overloaded, since_s: float) -> None:
+        """By `admit`; the call came at `since_s`, on the monotonic clock."""
+        ...
+
 
 class CallerInterceptor(WrappingInterceptor):
     """Lets each call in as its tenant's, and bounds how long it may take.
@@ -101,12 +106,18 @@ class CallerInterceptor(WrappingInterceptor):
 
     def _for_a_tenant(self, behaviour: Behaviour) -> Behaviour:
         async def respond(requests: Any, context: Context) -> Any:
+            arrived_s = time.monotonic()
             metadata = context.invocation_metadata() or ()
             check_size(metadata)
             tenant = self._identify(metadata, context)
             _caller.set(tenant)
             longest_s = self._edge.call_bounds.max_deadline_s
-            with self._edge.admit(tenant):
+            try:
+                held = self._edge.admit(tenant)
+            except Overloaded as error:
+                self._edge.refused(context, tenant, error, arrived_s)
+                raise
+            with held:
                 try:
                     async with asyncio.timeout(longest_s) as deadline:
                         return await behaviour(requests, context)

@@ -90,6 +90,29 @@ async def test_a_span_names_the_tenant_and_never_its_key(mesh_of: MeshFactory) -
     assert not any(key in str(span) for span in collector.spans)
 
 
+async def test_who_has_as_much_as_it_may_is_refused_in_its_trace_and_with_a_ledger(
+    mesh_of: MeshFactory,
+) -> None:
+    key = "ft-traced"
+    tenants = {"acme": {"key_hashes": hash_key(key), "requests_per_s": 0.001, "burst_requests": 1}}
+    settings = config.parse({"worker": {"engine": "simulated"}, "tenants": tenants})
+    async with (
+        mesh_of(settings, with_observer=True) as mesh,
+        MeshClient(mesh.router.address, api_key=key) as client,
+    ):
+        assert mesh.observer is not None
+        await client.complete("Hello", max_tokens=1)
+        with pytest.raises(MeshError, match="asks too often") as refusal:
+            await client.complete("Hello", traceparent=f"00-{TRACE_ID}-{CALLER}-01")
+        requests = mesh.observer.books.requests
+        await eventually(lambda: len(requests) == 2)
+    [request] = requests.of_trace(TRACE_ID)
+
+    assert refusal.value.ledger["preprocess"] > 0
+    assert "asks too often" in request.error
+    assert (request.tenant, request.ttft_s) == ("acme", None)
+
+
 async def test_a_span_says_how_the_worker_was_chosen_and_what_it_had(mesh_of: MeshFactory) -> None:
     async with (
         collecting() as collector,

@@ -27,6 +27,7 @@ from services.runtime.identity import (
     identify,
     keys_in,
 )
+from services.runtime.interceptor import Context
 from services.runtime.server import MeshServer
 from services.runtime.tls import MESH_NAME, Tls
 from tests.runtime.certificates import forge, write
@@ -67,6 +68,9 @@ class Edge:
         self.call_bounds = bounds
         self.running = 0
         self.admitted: list[str] = []
+
+    def refused(self, context: Context, tenant: Tenant, error: Overloaded, since_s: float) -> None:
+        raise AssertionError("all are admitted here")
 
     @contextmanager
     def admit(self, tenant: Tenant) -> Iterator[None]:

@@ -118,7 +118,7 @@ def test_one_rule_that_fails_silences_no_other(monkeypatch: pytest.MonkeyPatch) 
     def fail(facts: Facts) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setitem(RULES, Cause.COSTLY, fail)  # type: ignore[misc]
+    monkeypatch.setitem(RULES, Cause.COSTLY, fail)
     window = a_window(a_request(trace_id=f"{n:032x}") for n in range(60))
     judged = {each.cause: each.needs for each in examine(window).undecided}
 
