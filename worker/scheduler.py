@@ -29,6 +29,9 @@ class StepBudget:
     FIRST_TOKENS = 32
     # Cost grows with context length, so aim below the limit.
     HEADROOM = 0.8
+    # Of what decoding takes, prompts get so much more in any case: where it takes all of
+    # `max_step_s`, they would wait until answers end, and answers never pause for them.
+    LEAST_SHARE = 0.25
     # Of a prompt's measured cost, half counts after so many more tokens. Tokens count, not
     # steps: a small first step is mostly its fixed cost, and cold.
     HALF_LIFE_TOKENS = 128
@@ -53,7 +56,8 @@ class StepBudget:
         room = self._max_batch_tokens - num_decoding
         if not self._prompt_token_s:
             return min(room, self.FIRST_TOKENS)
-        spare_s = self.max_step_s * self.HEADROOM - (self._decode_step_s if num_decoding else 0.0)
+        decode_s = self._decode_step_s if num_decoding else 0.0
+        spare_s = max(self.max_step_s * self.HEADROOM - decode_s, self.LEAST_SHARE * decode_s)
         return min(room, max(self.MIN_TOKENS, int(spare_s / self._prompt_token_s)))
 
     def observe(self, *, num_prompt: int, num_decoding: int, step_s: float) -> None:

@@ -202,6 +202,15 @@ def test_the_budget_leaves_time_for_the_decoding_sequences() -> None:
     assert budget.prompt_tokens(0) == pytest.approx(200, abs=1)
 
 
+def test_prompts_are_computed_beside_decoding_that_fills_the_step() -> None:
+    budget = new_budget()
+    for _ in range(8):
+        budget.observe(num_prompt=100, num_decoding=0, step_s=0.1)
+        budget.observe(num_prompt=0, num_decoding=4, step_s=0.24)
+
+    assert budget.prompt_tokens(4) == pytest.approx(60, abs=1)
+
+
 def test_a_prompt_always_advances_however_slow_the_engine() -> None:
     budget = new_budget()
     budget.observe(num_prompt=8, num_decoding=0, step_s=60)
