@@ -49,19 +49,19 @@ async def collecting() -> AsyncIterator[Collector]:
         await server.stop(grace_s=0)
 
 
+def exporting(metrics: Metrics, endpoint: str) -> OtlpMetrics:
+    return OtlpMetrics(
+        endpoint, member_id="observer-1", read=lambda: metrics.families(NOW_S), interval_s=0.02
+    )
+
+
 async def test_metrics_are_exported_under_the_process_that_told_them() -> None:
     metrics = Metrics()
     metrics.describe(Metric("firsttoken.test.steps", "{step}", "Steps.", True))
     metrics.hear(Reading(NOW_S, "worker-1", "worker", "firsttoken.test.steps", (("a", "b"),), 3.0))
     metrics.add(a_request(ttft_s=0.07))
     async with collecting() as collector:
-        exporter = OtlpMetrics(
-            collector.endpoint,
-            member_id="observer-1",
-            read=lambda: metrics.families(NOW_S),
-            interval_s=0.02,
-        )
-        async with exporter:
+        async with exporting(metrics, collector.endpoint):
             await eventually(lambda: collector.num_exports > 1)
             metrics.add(a_request(ttft_s=0.3))
         steps = collector.metrics["worker", "worker-1"]["firsttoken.test.steps"]
@@ -85,18 +85,11 @@ async def test_a_number_that_otlp_cannot_say_does_not_end_the_exports() -> None:
     metrics, worker = Metrics(), Sender("worker", "worker-1")
     metrics.hear(Reading(NOW_S, "worker-1", "worker", "firsttoken.test.level", (), 3.0))
     metrics.set_dropped(worker, 2**64 - 1)
-    async with collecting() as collector:
-        exporter = OtlpMetrics(
-            collector.endpoint,
-            member_id="observer-1",
-            read=lambda: metrics.families(NOW_S),
-            interval_s=0.02,
-        )
-        async with exporter:
-            await asyncio.sleep(0.1)
-            metrics.set_dropped(worker, 7)
-            await eventually(lambda: collector.num_exports > 1)
-            metrics.set_dropped(worker, 2**64 - 1)  # and leaving does not fail
+    async with collecting() as collector, exporting(metrics, collector.endpoint):
+        await asyncio.sleep(0.1)
+        metrics.set_dropped(worker, 7)
+        await eventually(lambda: collector.num_exports > 1)
+        metrics.set_dropped(worker, 2**64 - 1)  # and leaving does not fail
 
 
 async def test_a_dead_collector_holds_nobody_up() -> None:
