@@ -25,6 +25,8 @@ Call: TypeAlias = "grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, Respo
 
 # A router that is not there, or stops.
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+# How long an answer that is whole waits for its status: a router may stall between the two.
+STATUS_PATIENCE_S = 1.0
 
 
 class Members(NamedTuple):
@@ -134,7 +136,9 @@ class MeshAnswer:
         self.first_message_s = 0.0
 
     async def read(self) -> Response:
-        """The message after which nothing comes is `finished`; its call has ended by then."""
+        """The message after which nothing comes is `finished`; its call has ended by then, unless
+        its router is stuck.
+        """
         if self._call is None:
             response = await self._first()
         else:
@@ -145,8 +149,9 @@ class MeshAnswer:
             # Until its status is here, the router counts the request among those that run:
             # a client that asked again at once could be one more than its tenant may have.
             assert self._call is not None
-            with contextlib.suppress(MeshError):
-                await _read(self._call)
+            with contextlib.suppress(MeshError, TimeoutError):
+                async with asyncio.timeout(STATUS_PATIENCE_S):
+                    await _read(self._call)
         return response
 
     def close(self) -> None:

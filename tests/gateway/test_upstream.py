@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from functools import partial
 
+import grpc
 import pytest
 import pytest_asyncio
 
 from firsttoken.control.v1 import control_pb2
+from firsttoken.router.v1 import inference_pb2, inference_pb2_grpc
 from router.node import RouterNode
 from services.control.node import ControlNode
 from services.gateway.node import GatewayNode
-from services.gateway.upstream import read_members
+from services.gateway.upstream import MeshAnswer, Response, Routers, merge, read_members
+from services.runtime.channels import Channels
 from services.runtime.membership import ControlClient
 from tests.gateway.edges import CHAT, Edge, chat_body, open_http, refusal, run_edge
 from tests.router.meshes import simulated
@@ -136,6 +139,37 @@ async def test_a_mesh_without_routers_that_answer_says_so() -> None:
             error = refusal(await http.post(CHAT, json={**BODY, "stream": stream}))
             assert (error.status, error.code) == (503, "router_unavailable")
         assert not node.gateway.routers.num_calls
+
+
+class StuckRouter(inference_pb2_grpc.InferenceServiceServicer):
+    """Its answers are whole, and never get a status."""
+
+    async def Generate(self, request: object, context: object) -> AsyncIterator[Response]:
+        response = Response()
+        response.finished.SetInParent()
+        yield response
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("num_answers", [1, 4])
+async def test_an_answer_that_is_whole_is_told_though_its_router_is_stuck(num_answers: int) -> None:
+    server = grpc.aio.server()
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(StuckRouter(), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with Channels() as channels, AsyncExitStack() as stack:
+        stack.push_async_callback(server.stop, 0)
+        routers = Routers(channels)
+        routers.update({address: "stuck"})
+        request = inference_pb2.GenerateRequest()
+        answers = [MeshAnswer(routers, request, (), timeout_s=600.0) for _ in range(num_answers)]
+        async with asyncio.timeout(60), aclosing(merge(answers)) as messages:
+            told = [index async for index, response in messages if response.HasField("finished")]
+        for answer in answers:
+            answer.close()
+
+        assert sorted(told) == list(range(num_answers))
+        assert not routers.num_calls
 
 
 async def test_only_who_is_ready_counts() -> None:
