@@ -309,6 +309,8 @@ class Errand:
         """It went well; the figures are the worker's."""
         self._end_work(now_s)
         self._is_finished = True
+        # A worker may say anything, but it was not longer at it than it had the request.
+        load_s = max(0.0, min(now_s - self._begun_s, load_s))
         view, knowledge, choice = self._view, self._knowledge, self._choice
         load = view.load
         if choice.uncached_tokens:  # else another worker computes it

@@ -11,8 +11,10 @@ from bisect import bisect
 
 from router.reports import LoadEvent
 
-# A worker that says it is slower is believed this much.
+# A worker that says it is slower is believed this much, and so is one that is faster: else
+# one report could make others' work more than any number.
 SLOWEST_TOKENS_PER_S = 0.001
+FASTEST_TOKENS_PER_S = 1e12
 # Until anything is measured anywhere.
 FIRST_TOKEN_S = 1 / 2000
 # Loading a block of the node's store takes this share of computing it, until it is measured.
@@ -152,7 +154,8 @@ class WorkerLoad:
         self.has_reported = True
         self.trust += RECOVERY * (1.0 - self.trust)
         if load.prefill_tokens_per_s > 0:
-            self.token_s = 1 / max(load.prefill_tokens_per_s, SLOWEST_TOKENS_PER_S)
+            tokens_per_s = max(load.prefill_tokens_per_s, SLOWEST_TOKENS_PER_S)
+            self.token_s = 1 / min(tokens_per_s, FASTEST_TOKENS_PER_S)
         self._foreign_tokens = max(0, load.queued_prompt_tokens - self._outstanding_tokens)
         self.is_busy = bool(self._foreign_tokens or self._num_outstanding)
         self._reported_s = now_s

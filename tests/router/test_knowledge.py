@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import math
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.fleet import Fleet, Worker
 from router.knowledge import REPORT_PATIENCE_S, AnnouncedStore, Errand, Knowledge
@@ -274,3 +278,33 @@ def test_workers_that_come_and_go_unheard_leave_nothing_behind() -> None:
     end(errand, 1.0)
     scene.knowledge.check_idle()
     assert scene.knowledge.views[scene.worker("worker 99")].bit < 2
+
+
+RATES = st.sampled_from([0.0, -1.0, math.nan, math.inf, 5e-324, 1e-9, 1e308]) | st.floats()
+COUNTS = st.sampled_from([0, 1, 2**64 - 1])
+LOADS = st.builds(LoadEvent, COUNTS, COUNTS, COUNTS, RATES, COUNTS, COUNTS)
+PASSING_S = st.floats(0.0, 1e4) | st.just(1e9)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), LOADS, COUNTS, RATES, PASSING_S), max_size=8))
+def test_no_report_and_no_answer_makes_a_cost_that_is_no_number(
+    lies: list[tuple[str, LoadEvent, int, float, float]],
+) -> None:
+    scene, now_s = Scene("a", "b", "c"), 0.0
+    for name, load, count, load_s, passing_s in lies:
+        scene.hear(name, 0, SnapshotEvent((), load), now_s)
+        choice, errand = scene.send(make_prompt(1, 2, 3), now_s)
+        now_s += passing_s
+        errand.first_token(now_s)
+        errand.finished(
+            cached_tokens=count,
+            evaluated_tokens=count,
+            loaded_blocks=count,
+            load_s=load_s,
+            now_s=now_s,
+        )
+        errand.release(now_s)
+        costs_s = [choice.cost_s, choice.work_s]
+        costs_s += [view.load.recent_s for view in scene.knowledge.views.values()]
+        assert all(0.0 <= cost_s < math.inf for cost_s in costs_s), costs_s
+    scene.knowledge.check_idle()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -132,12 +133,20 @@ def test_a_prompt_that_should_have_begun_long_ago_may_take_as_long_again() -> No
     assert load.wait_s(0.1, 0.0, now_s=6.0) == 0.0
 
 
-@pytest.mark.parametrize("speed", [5e-324, 1e-9, 1e300])
+@pytest.mark.parametrize("speed", [5e-324, 1e-9, 1e300, math.inf])
 def test_no_speed_makes_a_cost_that_is_no_number(speed: float) -> None:
     load = WorkerLoad()
     load.hear(LoadEvent(prefill_tokens_per_s=speed), in_flight=0, now_s=0.0)
 
     assert 0 < load.token_s * 1_000_000 < 1e12
+
+
+@pytest.mark.parametrize("speed", [math.nan, -1.0, -math.inf])
+def test_a_speed_that_is_none_is_not_believed(speed: float) -> None:
+    load = WorkerLoad()
+    load.hear(LoadEvent(prefill_tokens_per_s=speed), in_flight=0, now_s=0.0)
+
+    assert load.token_s == 0.0
 
 
 def test_a_month_of_silence_is_outlived() -> None:
