@@ -136,7 +136,7 @@ async def test_what_a_worker_tells_is_heard_in_order() -> None:
     assert isinstance(first, SnapshotEvent)
     assert first.load is not None
     assert first.load.num_running == 4
-    assert teller.num_open == 0
+    await eventually(lambda: teller.num_open == 0)
 
 
 async def test_a_gap_brings_a_new_snapshot() -> None:
