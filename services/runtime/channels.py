@@ -29,6 +29,13 @@ def message_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
     ]
 
 
+def peer_options() -> Options:
+    """Between services of the mesh: a peer that stands still is given up."""
+    # gRPC 1.76 lets a keepalive's ping wait for this long, a minute by default, and not for
+    # grpc.keepalive_timeout_ms.
+    return [("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS)]
+
+
 def open_channel(address: str, tls: Tls | None = None) -> grpc.aio.Channel:
     """A channel that reconnects within a second and never retries by itself.
 
@@ -37,6 +44,7 @@ def open_channel(address: str, tls: Tls | None = None) -> grpc.aio.Channel:
     """
     options: Options = [
         *message_options(),
+        *peer_options(),
         ("grpc.enable_retries", 0),
         ("grpc.service_config_disable_resolution", 1),
         ("grpc.enable_http_proxy", 0),  # peers are on the mesh's own network

@@ -13,7 +13,12 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection as grpc_reflection
 
-from services.runtime.channels import KEEPALIVE_TIME_MS, MAX_MESSAGE_BYTES, message_options
+from services.runtime.channels import (
+    KEEPALIVE_TIME_MS,
+    MAX_MESSAGE_BYTES,
+    message_options,
+    peer_options,
+)
 from services.runtime.identity import MAX_METADATA_BYTES
 from services.runtime.interceptor import Context, ErrorInterceptor
 from services.runtime.peers import MeshPeersOnly
@@ -85,7 +90,7 @@ class MeshServer:
                 ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
                 ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
-                *(CALLER_OPTIONS if for_callers else ()),
+                *(CALLER_OPTIONS if for_callers else peer_options()),
             ],
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)

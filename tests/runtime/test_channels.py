@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+import asyncio
+import signal
+
+import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.runtime import channels as module
 from services.runtime.channels import Channels
 from services.runtime.server import MeshServer
+from tests.runtime.processes import running
 
 CHECK = health_pb2.HealthCheckRequest()
 
@@ -36,3 +43,17 @@ async def test_closing_twice_is_harmless() -> None:
         channels.get("127.0.0.1:2")
         await channels.close()
         await channels.close()
+
+
+async def test_a_peer_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEEPALIVE_TIME_MS", 1000)
+    monkeypatch.setattr(module, "KEEPALIVE_TIMEOUT_MS", 1000)
+    async with running("services.control") as peer, Channels() as channels:
+        watch = health_pb2_grpc.HealthStub(channels.get(peer.address)).Watch(CHECK)
+        await watch.read()
+        peer.send(signal.SIGSTOP)
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            async with asyncio.timeout(30):
+                await watch.read()
+
+    assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
