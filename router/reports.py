@@ -29,6 +29,8 @@ class LoadEvent(NamedTuple):
     num_blocks_reserved: int = 0
     # 0: the engine's own KV is not in blocks.
     num_blocks_total: int = 0
+    # Since its start: while these do not grow, its speed is not measured anew.
+    prompt_tokens_evaluated: int = 0
 
 
 class SnapshotEvent(NamedTuple):

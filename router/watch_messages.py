@@ -97,4 +97,5 @@ def _load(load: worker_pb2.Load) -> LoadEvent:
         prefill_tokens_per_s=load.prefill_tokens_per_s,
         num_blocks_reserved=load.num_blocks_reserved,
         num_blocks_total=load.num_blocks_total,
+        prompt_tokens_evaluated=load.prompt_tokens_evaluated,
     )

@@ -41,10 +41,12 @@ class WorkerLoad:
     __slots__ = (
         "_busy_until_s",
         "_foreign_tokens",
+        "_measured_s",
         "_num_outstanding",
         "_outstanding_s",
         "_outstanding_tokens",
         "_reported_s",
+        "_told_speed",
         "_up_to_s",
         "foreign_running",
         "has_reported",
@@ -86,6 +88,9 @@ class WorkerLoad:
         self._busy_until_s = 0.0
         self._foreign_tokens = 0
         self._reported_s = 0.0
+        # As it was said last, and after how many tokens; and since when.
+        self._told_speed = (0.0, 0)
+        self._measured_s = 0.0
 
     @property
     def is_idle(self) -> bool:
@@ -153,7 +158,11 @@ class WorkerLoad:
     def hear(self, load: LoadEvent, in_flight: int, now_s: float) -> None:
         self.has_reported = True
         self.trust += RECOVERY * (1.0 - self.trust)
-        if load.prefill_tokens_per_s > 0:
+        told_speed = (load.prefill_tokens_per_s, load.prompt_tokens_evaluated)
+        if load.prefill_tokens_per_s > 0 and told_speed != self._told_speed:
+            # Not what is said again with each token of an answer: it was measured before.
+            self._told_speed = told_speed
+            self._measured_s = now_s
             tokens_per_s = max(load.prefill_tokens_per_s, SLOWEST_TOKENS_PER_S)
             self.token_s = 1 / min(tokens_per_s, FASTEST_TOKENS_PER_S)
         self._foreign_tokens = max(0, load.queued_prompt_tokens - self._outstanding_tokens)
@@ -165,13 +174,13 @@ class WorkerLoad:
         self.num_free_blocks = total - load.num_blocks_reserved if total else None
 
     def doubt_speed(self, typical_token_s: float, now_s: float) -> None:
-        """What it said long ago, perhaps when it was cold, fades: else who was slow at first
+        """What it measured long ago, perhaps when it was cold, fades: else who was slow at first
         would never be asked again.
 
         Tokens a second fade, not seconds a token: those of a worker that took a hundred times
         as long once would need as long again to be forgotten.
         """
-        if self.token_s and now_s - self._reported_s > SPEED_LASTS_S:
+        if self.token_s and now_s - self._measured_s > SPEED_LASTS_S:
             self.token_s = 1 / ((1 - DOUBT) / self.token_s + DOUBT / typical_token_s)
 
     def go_deaf(self) -> None:

@@ -394,4 +394,5 @@ class VirtualCore:
             prefill_tokens_per_s=self._budget.prefill_tokens_per_s,
             num_blocks_reserved=self._pool.num_reserved,
             num_blocks_total=self._pool.num_blocks,
+            prompt_tokens_evaluated=self._totals.uncached_tokens,
         )

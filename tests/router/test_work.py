@@ -166,3 +166,15 @@ def test_who_was_slow_once_is_believed_to_be_fast_again_in_two_seconds(times_slo
         load.doubt_speed(0.001, tenth / 10)
 
     assert 0.001 < load.token_s < 0.002
+
+
+def test_a_speed_that_is_said_again_with_each_token_of_an_answer_fades_too() -> None:
+    load = WorkerLoad()
+    for tenth in range(20):
+        cold = LoadEvent(num_running=1, prefill_tokens_per_s=10.0, prompt_tokens_evaluated=32)
+        load.hear(cold, in_flight=1, now_s=tenth / 10)
+        load.doubt_speed(0.001, tenth / 10)
+    assert 0.001 < load.token_s < 0.002
+
+    load.hear(cold._replace(prompt_tokens_evaluated=64), in_flight=1, now_s=2.0)
+    assert load.token_s == pytest.approx(0.1)
