@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -32,6 +32,8 @@ class MemoryTier:
         self._max_tenant_share = max_tenant_share
         self.index = self._new_index()
         self.feed = KeyFeed(self.index.prefix_keys, self.incarnation)
+        # Told which prefixes have gone, between two awaits too.
+        self.on_gone: Callable[[Collection[bytes]], None] | None = None
 
     def set_tenant_share(self, share: float) -> None:
         self._max_tenant_share = self.index.max_tenant_share = share
@@ -133,6 +135,13 @@ class MemoryTier:
         self.counters.evicted(self.index.take_evicted())
         changes = self.index.take_changes()
         self.feed.publish(added=changes.stored, removed=changes.evicted)
+        if changes.evicted and self.on_gone is not None:
+            self.on_gone(changes.evicted)
+
+    def prefixes_of(self, keys: Iterable[bytes]) -> set[bytes]:
+        """Of the blocks among them that are here."""
+        entries = map(self.index.find, keys)
+        return {each.record.block.prefix_key for each in entries if each and each.record}
 
     def check_integrity(self) -> None:
         self.index.check_integrity()

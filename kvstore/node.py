@@ -62,6 +62,7 @@ class KvStoreNode(Resource):
         settings = control.snapshot.config.kvstore
         tier2 = RedisTier(settings) if settings.redis_url else None
         self.store = await stack.enter_async_context(KvStore(_memory_tier(settings), tier2))
+        self.store.on_evicted = lambda keys: reporter.evicted(self.id, keys)
         reporter.watch(METRICS, lambda: read(self.store))
         memory = await stack.enter_async_context(MemoryServer(self.store.tier1.arena.fd))
         server = MeshServer(self._listen, service_names=[SERVICE_NAME], tls=self._tls)

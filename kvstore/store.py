@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from typing import NamedTuple
@@ -51,6 +51,10 @@ class KvStore(Resource):
         self.tier2 = tier2
         self.num_readers = 0
         self.num_writers = 0
+        # Told which prefixes are to be had from here no more. What Redis drops, it tells nobody.
+        self.on_evicted: Callable[[Collection[bytes]], None] | None = None
+        if tier2 is None:
+            tier1.on_gone = self._tell_evicted
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kv blocks")
         self._scrubber = Scrubber(tier1, self._threads)
 
@@ -110,18 +114,27 @@ class KvStore(Resource):
 
     async def evict(self, selection: Selection, *, from_l1: bool, from_l2: bool) -> Evicted:
         num_l1 = num_l2 = 0
+        prefixes: set[bytes] = set()
         if from_l1:
             keys = selection.storage_keys
             if selection.everything or selection.tenant is not None:
                 keys = self.tier1.index.keys(selection.tenant)
+            prefixes = self.tier1.prefixes_of(keys)
             num_l1 = self.tier1.drop(keys)
         if from_l2 and self.tier2 is not None:
             num_l2 = await self.tier2.evict(**selection._asdict())
+            if self.tier2.connected:
+                here = self.tier1.index.prefix_keys
+                self._tell_evicted([key for key in prefixes if key not in here])
         return Evicted(num_l1, num_l2)
 
     def check_integrity(self) -> None:
         self.tier1.check_integrity()
         assert self.num_writers or not self.tier1.index.num_reserved
+
+    def _tell_evicted(self, prefix_keys: Collection[bytes]) -> None:
+        if prefix_keys and self.on_evicted is not None:
+            self.on_evicted(prefix_keys)
 
     def _keep_below(self, chain: Sequence[bytes], record: Record) -> None:
         if self.tier2 is not None:

@@ -97,7 +97,8 @@ class Books:
             self._hear_prompt(prompt, now_unix_s)
         for eviction in message.evictions:
             keys = read_eviction(eviction)
-            self.prompts.hear_evictions(eviction.holder_id, keys, now_unix_s)
+            of_store = teller.service == "kvstore"
+            self.prompts.hear_evictions(eviction.holder_id, keys, now_unix_s, of_store=of_store)
         if message.num_dropped:
             self._num_dropped[teller.member_id] = message.num_dropped
             self.metrics.set_dropped(Sender(teller.service, teller.member_id), message.num_dropped)

@@ -11,7 +11,14 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from services.observer.model import Request
-from services.observer.past import Holding, Past, in_flight, shared_blocks, whereabouts
+from services.observer.past import (
+    Holding,
+    Past,
+    dropped_below,
+    in_flight,
+    shared_blocks,
+    whereabouts,
+)
 from services.observer.prompts import Prompts
 
 
@@ -53,6 +60,8 @@ class Case(NamedTuple):
     prompts: Prompts
     # Those that were there, as far as is known.
     workers: Collection[str]
+    # The KV store that the request's worker used, where that is known.
+    store_id: str
     # Blocks that were cached, and those that could have been: the last token is computed.
     cached_blocks: int
     usable_blocks: int
@@ -84,10 +93,14 @@ def of_the_caches(case: Case) -> Finding | None:
         missed_at=case.request.worker_id,
     )
     holdings = [each for each in everywhere if each.worker_id in case.workers]
-    if everywhere and not holdings:
-        names = ", ".join(each.worker_id for each in everywhere)
-        return Finding(Cause.HOLDER_LEFT, f"{names} had it, and has left the mesh", lost)
-    for look in (_computed_instead, _elsewhere, _still_computing, _evicted):
+    left = f"{', '.join(each.worker_id for each in everywhere)} had it, and has left the mesh"
+    has_left = bool(everywhere) and not holdings
+    below = _evicted_below(case, holdings, lost)
+    if has_left and below is not None:
+        return below._replace(evidence=(left,))
+    if has_left:
+        return Finding(Cause.HOLDER_LEFT, left, lost)
+    for look in (_computed_instead, _elsewhere, _still_computing, _evicted, _evicted_below):
         finding = look(case, holdings, lost)
         if finding is not None:
             return finding
@@ -204,7 +217,30 @@ def _evicted(case: Case, holdings: Sequence[Holding], lost: int) -> Finding | No
         f"it was last used there {at - holding.had_s:.1f} s before",
         f"in between {len(between)} requests brought {brought} new prompt tokens there",
     )
+    below = _evicted_below(case, holdings, lost)
+    if below is not None:
+        summary += f"; {below.summary}"
     return Finding(Cause.EVICTED, summary, lost, evidence)
+
+
+def _evicted_below(case: Case, holdings: Sequence[Holding], lost: int) -> Finding | None:
+    """No worker had it, and the KV store would have, had it not dropped it."""
+    if any(each.has_it or each.is_computing for each in holdings):
+        return None
+    if _computed_instead(case, holdings, lost) is not None:
+        return None
+    key, at = case.past.prompt.prefix_keys[case.cached_blocks], case.past.arrived_s
+    dropped_s = dropped_below(
+        case.cached_blocks, key, at, case.earlier, case.prompts.store_evictions, case.store_id
+    )
+    if dropped_s is None:
+        return None
+    ago_s = max(0.0, at - dropped_s)
+    summary = (
+        f"the KV store {case.store_id} had it in node memory (L1), and dropped it {ago_s:.1f} s"
+        " before"
+    )
+    return Finding(Cause.EVICTED, summary, lost)
 
 
 def _known(case: Case, holdings: Sequence[Holding]) -> list[str]:

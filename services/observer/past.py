@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from services.observer.model import Hop, Request, Window
-from services.observer.prompts import KeptPrompt, Prompts
+from services.observer.prompts import Evictions, KeptPrompt, Prompts
 
 # What a process has to tell is heard so much later at most.
 TOLD_WITHIN_S = 1.5
@@ -92,7 +92,7 @@ def whereabouts(
     key: bytes,
     at_s: float,
     earlier: Iterable[Past],
-    evictions: Mapping[tuple[str, bytes], Sequence[float]],
+    evictions: Evictions,
     *,
     missed_at: str = "",
 ) -> list[Holding]:
@@ -122,6 +122,38 @@ def whereabouts(
             dropped_s = max((each for each in times if last_s <= each <= until_s), default=None)
         found.append(Holding(worker_id, last_s, dropped_s, worker_id in computing))
     return sorted(found)
+
+
+def dropped_below(
+    place: int,
+    key: bytes,
+    at_s: float,
+    earlier: Iterable[Past],
+    evictions: Evictions,
+    store_id: str,
+) -> float | None:
+    """When a KV store dropped the block, which nobody can have written there since.
+
+    What it tells late was before: it had not got the block at `at_s`.
+    """
+    times = evictions.get((store_id, key), ())
+    dropped_s = max((each for each in times if each <= at_s + TOLD_WITHIN_S), default=None)
+    if dropped_s is None:
+        return None
+    for past in earlier:
+        keys, request = past.prompt.prefix_keys, past.request
+        if len(keys) <= place or keys[place] != key:
+            continue
+        if request is None:
+            came_s, is_from_pool = past.ended_s, False
+        else:
+            came_s = past.ended_s if past.had_kv_s is None else past.had_kv_s
+            cached = request.cached_tokens // past.prompt.block_tokens
+            # Only what comes into a worker's pool is written.
+            is_from_pool = place < cached and not request.loaded_blocks and not request.handed_off
+        if came_s > dropped_s and not is_from_pool:
+            return None
+    return dropped_s
 
 
 def in_flight(worker_id: str, at_s: float, past: Iterable[Past]) -> int:

@@ -14,7 +14,7 @@ import itertools
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -31,6 +31,9 @@ MAX_TIMES = 4
 CONTENT_BYTES = 16
 # About what a key, or a content's name, takes as an object in a table; and a block in a prompt.
 _NAME_BYTES, _PLACE_BYTES = 160, 24
+
+Evictions: TypeAlias = Mapping[tuple[str, bytes], Sequence[float]]
+_LatestEvictions: TypeAlias = OrderedDict[tuple[str, bytes], tuple[float, ...]]
 
 
 class ToldPrompt(NamedTuple):
@@ -87,9 +90,11 @@ class Prompts(NamedTuple):
 
     kept: Sequence[KeptPrompt]
     # (holder, prefix key) to the times at which it dropped the block, by the observer's clock.
-    evictions: Mapping[tuple[str, bytes], Sequence[float]]
+    evictions: Evictions
     # Older prompts were told too, and are forgotten.
     has_forgotten: bool
+    # As `evictions`, of KV stores: a block that neither their memory nor Redis has any more.
+    store_evictions: Evictions
 
 
 class PromptStore:
@@ -115,7 +120,8 @@ class PromptStore:
         self._uses: dict[bytes, int] = {}
         self._num_bytes = 0
         self._has_forgotten = False
-        self._evictions: OrderedDict[tuple[str, bytes], tuple[float, ...]] = OrderedDict()
+        # Apart: a store that is cleared must not push out what workers told.
+        self._evictions, self._store_evictions = _LatestEvictions(), _LatestEvictions()
 
     def hear(self, told: ToldPrompt, now_unix_s: float) -> None:
         """Raises ValueError for what makes no sense."""
@@ -151,17 +157,28 @@ class PromptStore:
             self._has_forgotten = True
 
     def hear_evictions(
-        self, holder_id: str, prefix_keys: Iterable[bytes], now_unix_s: float
+        self,
+        holder_id: str,
+        prefix_keys: Iterable[bytes],
+        now_unix_s: float,
+        *,
+        of_store: bool = False,
     ) -> None:
+        latest = self._store_evictions if of_store else self._evictions
         for key in prefix_keys:
             name = (holder_id, key)
-            times = self._evictions.pop(name, ())
-            self._evictions[name] = (*times, now_unix_s)[-MAX_TIMES:]
-        while len(self._evictions) > self._max_evictions:
-            self._evictions.popitem(last=False)
+            times = latest.pop(name, ())
+            latest[name] = (*times, now_unix_s)[-MAX_TIMES:]
+        while len(latest) > self._max_evictions:
+            latest.popitem(last=False)
 
     def snapshot(self) -> Prompts:
-        return Prompts(tuple(self._kept), dict(self._evictions), self._has_forgotten)
+        return Prompts(
+            tuple(self._kept),
+            dict(self._evictions),
+            self._has_forgotten,
+            dict(self._store_evictions),
+        )
 
     def check_integrity(self) -> None:
         uses: dict[bytes, int] = {}
@@ -175,6 +192,7 @@ class PromptStore:
         assert num_bytes == self._num_bytes
         assert len(self._kept) <= self._max_prompts
         assert len(self._evictions) <= self._max_evictions
+        assert len(self._store_evictions) <= self._max_evictions
 
     def _find(self, told: ToldPrompt, keys: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
         """Contents and ids of the full blocks, up to the first that is not known."""

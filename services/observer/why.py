@@ -66,6 +66,7 @@ def explain(
         earlier,
         prompts,
         _workers(window, past, own.arrived_s),
+        _store_id(window, request.worker_id),
         request.cached_tokens // block_tokens,
         max(0, request.prompt_tokens - 1) // block_tokens,
     )
@@ -109,6 +110,15 @@ def _workers(window: Window, past: Sequence[Past], at_s: float) -> set[str]:
     """Those that are in the mesh, or answered a request that was not over then."""
     answering = {each.worker_id for each in past if each.ended_s > at_s}
     return answering | {member.id for member in window.members}
+
+
+def _store_id(window: Window, worker_id: str) -> str:
+    """A worker uses that of its own host, or else the only one. "" where that says nothing."""
+    stores = [each for each in window.members if each.role == "kvstore"]
+    if len(stores) > 1:
+        hosts = {each.host for each in window.members if each.id == worker_id}
+        stores = [each for each in stores if each.host in hosts]
+    return stores[0].id if len(stores) == 1 else ""
 
 
 def _figures(request: Request) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from kvstore.node import KvStoreNode
 from services.control.node import ControlNode
 from services.core import config as mesh_config
 from services.core.kvblocks import Block, Bytes, copy_block
+from services.observer.node import ObserverNode
+from services.runtime import reporter
 from services.runtime.membership import ControlClient
 from services.runtime.sharing import open_shared
 from services.runtime.startup import StartupError
@@ -214,3 +216,26 @@ async def test_a_writer_that_is_killed_leaves_nothing_reserved(control: ControlN
         await nothing_reserved(client)
 
         assert await client.put(make_chain("a", 5)) == 5
+
+
+async def test_the_observer_hears_what_a_store_has_dropped(
+    control: ControlNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter, "INTERVAL_S", 0.05)
+    chain = make_chain("a", 3)
+    async with (
+        ObserverNode(control=control.address) as observer,
+        KvStoreNode(control=control.address) as node,
+        client_of(node.address) as client,
+    ):
+        prompts = observer.books.prompts
+        async with asyncio.timeout(20):
+            # Until a store has seen an observer, it tells nothing.
+            while not prompts.snapshot().store_evictions:
+                await client.put(chain)
+                await client.stub.Evict(kvstore_pb2.EvictRequest(all=True))
+                await asyncio.sleep(0.1)
+        known = prompts.snapshot()
+
+    assert known.store_evictions.keys() == {(node.id, block.prefix_key) for block in chain.blocks}
+    assert not known.evictions

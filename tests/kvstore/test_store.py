@@ -138,6 +138,48 @@ async def test_blocks_leave_the_tier_they_are_evicted_from(server: ValkeyServer)
         assert await node.client.match(other) == (2, 2)
 
 
+async def test_a_store_without_redis_tells_what_gave_way_and_what_was_evicted() -> None:
+    old = make_chain("old", 3)
+    told: list[bytes] = []
+    async with running(num_slots=16) as node:
+        node.store.on_evicted = told.extend
+        await node.client.put(old, tenant="t")
+        for number in range(3):
+            await node.client.put(make_chain(str(number), 4))
+        await node.client.put(make_chain("new", 3))
+        # The end of the chain goes first.
+        assert told == [old.blocks[2].prefix_key, old.blocks[1].prefix_key]
+        assert await evict(node, tenant="t") == (1, 0)
+
+    assert sorted(told) == sorted(block.prefix_key for block in old.blocks)
+
+
+async def test_what_another_engine_computed_of_a_prefix_is_still_there() -> None:
+    chain, other = (make_chain("a", 1, fingerprint=each) for each in (b"one", b"other"))
+    told: list[bytes] = []
+    async with running() as node:
+        node.store.on_evicted = told.extend
+        await node.client.put(chain, tenant="t")
+        await node.client.put(other, tenant="u")
+        await evict(node, tenant="t")
+        assert told == []
+        await evict(node, tenant="u")
+
+    assert told == [chain.blocks[0].prefix_key]
+
+
+async def test_what_redis_may_still_have_is_not_told(server: ValkeyServer) -> None:
+    told: list[bytes] = []
+    async with running(redis=settings_of(server)) as node:
+        node.store.on_evicted = told.extend
+        for number, tiers in enumerate(((L1,), (L2,), (L1, L2))):
+            chain = make_chain(str(number), 3)
+            await put(node, chain, tenant=str(number))
+            await evict(node, *tiers, tenant=str(number))
+            gone = chain if len(tiers) == 2 else make_chain("", 0)
+            assert sorted(told) == sorted(block.prefix_key for block in gone.blocks)
+
+
 async def test_a_chain_is_matched_from_tier_to_tier(server: ValkeyServer) -> None:
     chain = make_chain("a", 9)
     async with running(redis=settings_of(server)) as node:

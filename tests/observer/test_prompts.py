@@ -86,6 +86,16 @@ def test_an_eviction_is_remembered_with_its_latest_times() -> None:
     store.check_integrity()
 
 
+def test_a_kv_store_that_is_cleared_does_not_push_out_what_workers_told() -> None:
+    store = PromptStore(max_evictions=2)
+    store.hear_evictions("w1", [b"a"], 1.0)
+    store.hear_evictions("kv", [b"a", b"b", b"c"], 2.0, of_store=True)
+
+    assert store.snapshot().evictions == {("w1", b"a"): (1.0,)}
+    assert store.snapshot().store_evictions.keys() == {("kv", b"b"), ("kv", b"c")}
+    store.check_integrity()
+
+
 def test_of_a_very_long_prompt_the_head_is_kept() -> None:
     store = PromptStore()
     store.hear(told([*range(SIZE * (MAX_BLOCKS + 2) + 1)]), 1.0)

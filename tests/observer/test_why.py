@@ -259,6 +259,114 @@ def test_a_worker_that_left_took_its_blocks_along() -> None:
     assert found["cause"] == "holder_left"
 
 
+def with_store(*stores: tuple[str, str]) -> Traffic:
+    traffic = Traffic()
+    traffic.stores = stores or (("kv1", "elsewhere"),)
+    return traffic
+
+
+def test_an_eviction_from_the_kv_store_is_named_beside_the_workers() -> None:
+    traffic = with_store()
+    traffic.ask(range(100))
+    traffic.evict("w1", range(100))
+    traffic.now_s += 10.0
+    traffic.evict_below(range(100))
+    traffic.now_s += 20.0
+    found = why(traffic, traffic.ask(range(100)))
+
+    assert found["cause"] == "evicted"
+    assert found["summary"] == (
+        "w1 dropped it 30.0 s before; the KV store kv1 had it in node memory (L1), and dropped it"
+        " 20.0 s before"
+    )
+
+
+def test_where_the_worker_has_left_the_kv_store_would_have_had_it() -> None:
+    traffic = with_store()
+    traffic.ask(range(100), worker_id="w9")
+    traffic.evict_below(range(100))
+    traffic.now_s += 20.0
+    found = why(traffic, traffic.ask(range(100)))
+
+    assert found["cause"] == "evicted"
+    assert found["summary"].startswith("the KV store kv1 had it in node memory (L1), and dropped")
+    assert found["evidence"] == ["w9 had it, and has left the mesh"]
+
+
+def test_what_a_worker_kept_did_not_miss_for_the_kv_store() -> None:
+    traffic = with_store()
+    traffic.ask(range(100))
+    traffic.evict_below(range(100))
+    missed = traffic.ask(range(100), cached_tokens=0)
+    found = why(traffic, missed)
+    elsewhere = why(traffic, traffic.ask(range(100), worker_id="w2", best_elsewhere_tokens=96))
+
+    assert found["cause"] == "unknown"
+    assert "KV store" not in found["summary"]
+    assert elsewhere["cause"] == "elsewhere"
+
+
+@pytest.mark.parametrize("changes", [{}, {"cached_tokens": 96, "loaded_blocks": 6}])
+def test_what_was_written_again_is_not_what_the_kv_store_dropped(changes: dict[str, Any]) -> None:
+    traffic = with_store()
+    traffic.ask(range(100))
+    traffic.evict("w1", range(100))
+    traffic.evict_below(range(100))
+    traffic.now_s += 5.0
+    traffic.ask(range(100), **changes)
+    traffic.evict("w1", range(100))
+    traffic.now_s += 5.0
+    found = why(traffic, traffic.ask(range(100)))
+
+    assert found["summary"].startswith("w1 dropped it 5.0 s before")
+    assert "KV store" not in found["summary"]
+
+
+def test_what_a_worker_used_out_of_its_own_pool_was_not_written_again() -> None:
+    traffic = with_store()
+    traffic.ask(range(100))
+    traffic.evict_below(range(100))
+    traffic.now_s += 5.0
+    traffic.ask(range(100))
+    traffic.evict("w1", range(100))
+    traffic.now_s += 5.0
+    found = why(traffic, traffic.ask(range(100)))
+
+    assert "the KV store kv1 had it in node memory (L1), and dropped it 11.0 s" in found["summary"]
+
+
+@pytest.mark.parametrize(
+    ("stores", "named"),
+    [
+        ((("kv1", "h"), ("kv2", "other")), True),
+        ((("kv1", "other"), ("kv2", "h")), False),
+        ((("kv1", "h"), ("kv2", "h")), False),
+        ((("kv2", "h"),), False),
+    ],
+)
+def test_of_several_kv_stores_that_beside_the_worker_counts(
+    stores: tuple[tuple[str, str], ...], named: bool
+) -> None:
+    traffic = with_store(*stores)
+    traffic.ask(range(100))
+    traffic.evict("w1", range(100))
+    traffic.evict_below(range(100))
+    traffic.now_s += 5.0
+    found = why(traffic, traffic.ask(range(100)))
+
+    assert found["cause"] == "evicted"
+    assert ("KV store" in found["summary"]) is named
+
+
+def test_what_the_kv_store_still_had_was_not_dropped_before() -> None:
+    traffic = with_store()
+    traffic.ask(range(100), worker_id="w9")
+    trace_id = traffic.ask(range(100), pause_s=0.5, expected_load_s=0.2, expected_compute_s=0.1)
+    traffic.evict_below(range(100))
+
+    assert why(traffic, trace_id)["cause"] == "holder_left"
+
+
 def test_computing_may_be_expected_to_be_faster_than_loading() -> None:
     traffic = Traffic()
     traffic.ask(range(100), worker_id="w1")

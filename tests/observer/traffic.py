@@ -32,6 +32,8 @@ class Traffic:
         self.requests: list[Request] = []
         self.now_s = START_S
         self.members = ("w1", "w2")
+        # And their hosts; workers are at "h".
+        self.stores: tuple[tuple[str, str], ...] = ()
         self._caches: dict[str, Cache] = defaultdict(lambda: Cache(cache_blocks))
         self._telling = Telling()
         self._numbers = itertools.count(1)
@@ -100,6 +102,10 @@ class Traffic:
         self._caches.pop(worker_id, None)
         self.store.hear_evictions(worker_id, self.keys(token_ids), self.now_s)
 
+    def evict_below(self, token_ids: Sequence[int], *, store_id: str = "kv1") -> None:
+        """The KV store drops them."""
+        self.store.hear_evictions(store_id, self.keys(token_ids), self.now_s, of_store=True)
+
     @property
     def window(self) -> Window:
         return Window(
@@ -108,7 +114,10 @@ class Traffic:
             requests=tuple(self.requests),
             readings=(),
             bubbles=(),
-            members=tuple(Member(each, "worker", "ready", "", "h", 1, "") for each in self.members),
+            members=(
+                *(Member(each, "worker", "ready", "", "h", 1, "") for each in self.members),
+                *(Member(each, "kvstore", "ready", "", host, 1, "") for each, host in self.stores),
+            ),
             generations=(),
         )
 
