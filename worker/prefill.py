@@ -91,6 +91,7 @@ class Prefill:
                 origin.tell_hidden(self.ledger)
                 self.ledger.hide("export", sender.sending_s)
                 origin.leave(self.ledger, time.monotonic())
+                self._sources.tell_writes(prompt, origin, self.ledger)
                 await inject(self._delay_ms.handoff_first_token)
                 await sender.send_first_token(token, self.ledger)
                 if not token.finish:

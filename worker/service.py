@@ -113,11 +113,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                         stream, source, request, prompt, origin, context
                     ):
                         async for chunk in _chunks(stream, answer, ledger, origin):
-                            if ledger.first_token_s is None:
+                            is_first = ledger.first_token_s is None
+                            if is_first:
                                 origin.leave(ledger, time.monotonic())
                                 chunk.ledger.CopyFrom(ledger_to_proto(ledger))
                                 await inject(self._delays().worker_to_router)
                             yield worker_pb2.GenerateResponse(chunk=chunk)
+                            if is_first:
+                                self._sources.tell_writes(prompt, origin, ledger)
             ledger.mark_first_token(time.monotonic())
             finished = self._finish(answer, ledger, prompt, origin)
         except BaseException as error:

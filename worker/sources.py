@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from firsttoken.worker.v1 import worker_pb2
+from services.core.ledger import Ledger
 from services.runtime.interceptor import Context
 from services.runtime.tasks import end_tasks
 from services.runtime.telemetry import TraceContext
@@ -38,6 +39,17 @@ class KvSources:
             return Source.HOLD
         self._tier.expect(prompt.prefix_keys, tenant=request.tenant)
         return Source.COMPUTE
+
+    def tell_writes(self, prompt: Prompt, origin: Origin, ledger: Ledger) -> None:
+        """Once its first token has come: what was written of what it computed until then."""
+        assert ledger.first_token_s is not None
+        write_s = self._tier.write_s(
+            prompt.prefix_keys,
+            cached_tokens=origin.cached_tokens,
+            since_s=ledger.arrived_s,
+            until_s=ledger.first_token_s,
+        )
+        ledger.hide("write_behind", write_s)
 
     @asynccontextmanager
     async def bring(

@@ -139,6 +139,15 @@ class KvTier(Resource):
         """For a request without a load: whose the blocks are that it will bring into the pool."""
         self._chains.add(prefix_keys[1:], tenant)
 
+    def write_s(
+        self, prefix_keys: Sequence[bytes], *, cached_tokens: int, since_s: float, until_s: float
+    ) -> float:
+        """How long blocks of this prompt were being written then, but for the cached ones."""
+        first_index = cached_tokens // self._front.info.block_tokens
+        return self._writer.recent.overlap_s(
+            prefix_keys, first_index=first_index, since_s=since_s, until_s=until_s
+        )
+
     def settle(self, load: KvLoad | None, first: FirstTokenTimes) -> float:
         """Learn from how a request went; the regret of its decision, in seconds."""
         load = load or KvLoad()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from worker.chains import Chains
 from worker.copying import Copier
 from worker.front import EngineFront
 from worker.messages import StoredBlock
+from worker.recent_writes import RecentWrites
 from worker.store_client import Store, StoreClient
 
 MAX_BATCH_BLOCKS = 16
@@ -64,6 +66,7 @@ class WriteBehind:
         self, front: EngineFront, client: StoreClient, copier: Copier, chains: Chains
     ) -> None:
         self.counters = WriteCounters()
+        self.recent = RecentWrites()
         self._front = front
         self._client = client
         self._copier = copier
@@ -167,12 +170,13 @@ class WriteBehind:
 
     async def _write(self, store: Store, call: Any, batch: _Batch) -> bool:
         """False when the call must not be used again."""
-        num_settled = 0
+        num_settled, write = 0, None
         try:
             if self._present.keys() >= set(batch.storage_keys):
                 num_settled = len(batch.blocks)
                 self.counters.num_present += num_settled
                 return True
+            write = self.recent.begin(batch.blocks, time.monotonic())
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 reservations = await self._reserve(store, call, batch)
                 num_settled = self._settle(reservations)
@@ -185,6 +189,8 @@ class WriteBehind:
             # What is reserved and not committed is free again when the call ends.
             return not num_overwritten
         finally:
+            if write is not None:
+                write.ended_s = time.monotonic()
             self.counters.num_writing -= len(batch.blocks)
             self._drop("failed", len(batch.blocks) - num_settled)
 

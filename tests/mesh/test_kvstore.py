@@ -223,3 +223,28 @@ async def generate(
         responses = [response async for response in stub.Generate(request)]
     token_ids = b"".join(response.chunk.token_ids for response in responses[:-1])
     return tuple(unpack(token_ids, field="token_ids").tolist()), responses[-1].finished
+
+
+async def test_blocks_written_before_the_first_token_are_hidden_work(mesh_of: MeshFactory) -> None:
+    config = mesh_config.parse(
+        {
+            "mesh": {"block_tokens": BLOCK_TOKENS},
+            "worker": {
+                "engine": "simulated",
+                "max_context_tokens": 2048,
+                # A prompt takes many steps, and its blocks are kept after each.
+                "simulated": {"prefill_tokens_per_s": 2000, "num_blocks": 400},
+            },
+        }
+    )
+    prompt = "count to ten " * 200
+    async with mesh_of(config, with_kvstore=True) as mesh:
+        [worker] = mesh.workers
+        first = await mesh.client.complete(prompt, max_tokens=4)
+        await written(mesh)
+        assert worker.tier.blocks_stored > 10
+        again = await mesh.client.complete(prompt, max_tokens=4)
+
+    assert 0 < first.hidden["write_behind"] < first.ttft_ms
+    assert again.usage.cached_tokens > 400
+    assert "write_behind" not in again.hidden
