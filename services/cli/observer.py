@@ -12,10 +12,12 @@ import ssl
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from firsttoken._security import is_loopback
 from firsttoken.control.v1 import control_pb2
 from services.cli import rpc
 from services.cli.failures import Failure
 from services.cli.members import READY
+from services.runtime.process import INSECURE_VARIABLE
 from services.runtime.tls import CA_FILE, MESH_NAME, Tls
 
 # It may have thousands of prompts to compare.
@@ -81,7 +83,11 @@ async def _find(control: str, tls: Tls | None) -> str:
 
 
 def _get(address: str, path: str, tls: Tls | None) -> Answer:
-    """Raises OSError or HTTPException."""
+    """Raises OSError or HTTPException; Failure for a key that must not be sent."""
+    headers = {"accept": "application/json"}
+    if key := _page_key():
+        _check_may_send(address, tls)
+        headers["authorization"] = f"Bearer {key}"
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=TIMEOUT_S)
     try:
@@ -89,9 +95,6 @@ def _get(address: str, path: str, tls: Tls | None) -> Answer:
             context = ssl.create_default_context(cafile=tls.directory / CA_FILE)
             plain = socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S)
             connection.sock = context.wrap_socket(plain, server_hostname=MESH_NAME)
-        headers = {"accept": "application/json"}
-        if key := _page_key():
-            headers["authorization"] = f"Bearer {key}"
         connection.request("GET", path, headers=headers)
         response = connection.getresponse()
         return Answer(response.status, response.read())
@@ -105,6 +108,16 @@ def _page_key() -> str:
     if not (key.isascii() and key.isprintable()):
         raise Failure(f"{PAGE_KEY_VARIABLE} holds no key", code="INVALID_ARGUMENT")
     return key
+
+
+def _check_may_send(address: str, tls: Tls | None) -> None:
+    insecure = os.environ.get(INSECURE_VARIABLE) == "1"
+    if tls is None and not insecure and not is_loopback(address):
+        raise Failure(
+            f"the key in {PAGE_KEY_VARIABLE} would cross the network to {address} unencrypted: use"
+            f" --tls-dir DIR, or accept it with {INSECURE_VARIABLE}=1",
+            code="FAILED_PRECONDITION",
+        )
 
 
 def _problem(answer: Answer) -> str:
