@@ -13,7 +13,13 @@ from services.core.config import Snapshot
 from services.core.errors import InvalidArgument
 from services.core.metrics import Labels, Metric
 from services.observer.effects import Effects
-from services.observer.hearing import Teller, read_eviction, read_hops, read_prompt
+from services.observer.hearing import (
+    MAX_DROPPED,
+    Teller,
+    read_eviction,
+    read_hops,
+    read_prompt,
+)
 from services.observer.history import History
 from services.observer.mesh_state import Configurations, to_member
 from services.observer.metrics import Metrics, Sender
@@ -100,8 +106,9 @@ class Books:
             of_store = teller.service == "kvstore"
             self.prompts.hear_evictions(eviction.holder_id, keys, now_unix_s, of_store=of_store)
         if message.num_dropped:
-            self._num_dropped[teller.member_id] = message.num_dropped
-            self.metrics.set_dropped(Sender(teller.service, teller.member_id), message.num_dropped)
+            num_dropped = min(message.num_dropped, MAX_DROPPED)
+            self._num_dropped[teller.member_id] = num_dropped
+            self.metrics.set_dropped(Sender(teller.service, teller.member_id), num_dropped)
 
     def tick(self) -> None:
         """To be called some times a second."""

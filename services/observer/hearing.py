@@ -20,6 +20,8 @@ MAX_VALUE_CHARACTERS = 4096
 MAX_PARTS = 4096
 # As a time of day in 2096; together, two fit the nanoseconds of a span.
 MAX_SECONDS = 4e9
+# Of hops; sums of all members' fit what JSON takes.
+MAX_DROPPED = 10**12
 
 _TRACE_ID = re.compile("[0-9a-f]{32}")
 _SPAN_ID = re.compile("[0-9a-f]{16}")

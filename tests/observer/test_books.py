@@ -8,7 +8,10 @@ import pytest
 from firsttoken.observer.v1 import observer_pb2
 from services.core.config import Snapshot
 from services.core.settings import MeshConfig
+from services.observer import saved
 from services.observer.books import Books
+from services.observer.doctor.finding import Clues
+from services.observer.exposition import render
 from services.observer.hearing import Teller
 from services.observer.state import make_state
 
@@ -22,3 +25,14 @@ def test_a_level_that_is_no_number_does_not_take_the_page_away(value: float) -> 
     books.hear(Teller("r", "router", "h", 1), observer_pb2.ReportRequest(samples=[sample]))
 
     orjson.dumps(make_state(books.window(), [], books.history))
+
+
+def test_any_number_of_dropped_hops_can_be_told() -> None:
+    books = Books(Snapshot(1, MeshConfig()), None)
+    for member_id in ("a", "b"):
+        told = observer_pb2.ReportRequest(num_dropped=2**64 - 1)
+        books.hear(Teller(member_id, "router", "h", 1), told)
+
+    orjson.dumps(make_state(books.window(), [], books.history))
+    saved.load(saved.dump(books.window(), Clues()), "a window")
+    assert render(books.families()).body
