@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,6 +14,8 @@ from services.core.metrics import Labels, Metric
 from services.observer.effects import Effects
 from services.observer.hearing import (
     MAX_DROPPED,
+    MAX_LEVEL,
+    MAX_SECONDS,
     Teller,
     read_eviction,
     read_hops,
@@ -96,6 +97,8 @@ class Books:
             labels = tuple(sorted(sample.labels.items()))
             self._read(teller, sample.name, labels, sample.value, now_unix_s)
         for told in message.bubbles:
+            if not 0 <= told.duration_s <= MAX_SECONDS:
+                continue
             bubble = BubbleSum(now_unix_s, teller.member_id, told.stage, told.duration_s)
             self.bubbles.add(bubble)
             self.metrics.add_bubble(bubble)
@@ -147,7 +150,7 @@ class Books:
         self, teller: Teller, name: str, labels: Labels, value: float, now_unix_s: float
     ) -> None:
         reading = Reading(now_unix_s, teller.member_id, teller.service, name, labels, value)
-        if math.isfinite(value):  # nothing can be worked out with others
+        if abs(value) <= MAX_LEVEL:  # nothing can be worked out with others
             self.readings.add(reading)
         self.metrics.hear(reading)
 

@@ -20,6 +20,8 @@ MAX_VALUE_CHARACTERS = 4096
 MAX_PARTS = 4096
 # As a time of day in 2096; together, two fit the nanoseconds of a span.
 MAX_SECONDS = 4e9
+# Of a metric: bytes of a year fit, and sums of all series what JSON takes.
+MAX_LEVEL = 1e15
 # Of hops; sums of all members' fit what JSON takes.
 MAX_DROPPED = 10**12
 
