@@ -35,9 +35,10 @@ class RecentRequests:
     def __init__(self, *, window_s: float, max_requests: int) -> None:
         self.window_s = window_s
         self.max_requests = max_requests
-        # By the id of the outermost span.
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        self._roots: dict[str, list[str]] = {}
+        # By trace, and its outermost span: spans of two traces may have one id.
+        self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
+        # By trace.
+        self._roots: dict[str, list[tuple[str, str]]] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -72,9 +73,9 @@ class RecentRequests:
 
     def _replace(self, request: Request, spans: set[str], now_s: float) -> None:
         """In place of itself, and of what has turned out to be a part of it."""
-        root = request.hops[0].span_id
+        root = request.trace_id, request.hops[0].span_id
         for part in self._roots.get(request.trace_id, [])[:]:
-            if part != root and part in spans:
+            if part != root and part[1] in spans:
                 self._remove(part)
         if root in self._kept:
             self._kept[root] = self._kept[root]._replace(request=request)
@@ -82,7 +83,7 @@ class RecentRequests:
         self._kept[root] = _Kept(now_s, request)
         self._roots.setdefault(request.trace_id, []).append(root)
 
-    def _remove(self, root: str) -> None:
+    def _remove(self, root: tuple[str, str]) -> None:
         request = self._kept.pop(root).request
         roots = self._roots[request.trace_id]
         roots.remove(root)
@@ -95,7 +96,7 @@ class RecentRequests:
             self._kept
         )
         for root, kept in self._kept.items():
-            assert kept.request.hops[0].span_id == root
+            assert (kept.request.trace_id, kept.request.hops[0].span_id) == root
             assert root in self._roots[kept.request.trace_id]
 
 

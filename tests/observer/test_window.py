@@ -61,6 +61,17 @@ def test_another_request_of_a_known_trace_is_a_new_one() -> None:
     assert len(recent.of_trace(f"{1:032x}")) == 2
 
 
+def test_spans_of_two_traces_may_have_one_id() -> None:
+    recent = RecentRequests(window_s=60, max_requests=10)
+    assert join(recent, hop(1, 10, "router.generate")) == (1, 0)
+    assert join(recent, hop(2, 10, "router.generate")) == (1, 0)
+
+    assert [len(recent.of_trace(f"{trace:032x}")) for trace in (1, 2)] == [1, 1]
+    recent.expire(61.0)
+    recent.check_integrity()
+    assert not len(recent)
+
+
 def test_a_hop_that_is_told_twice_changes_nothing() -> None:
     recent = RecentRequests(window_s=60, max_requests=10)
     join(recent, hop(1, 10, "router.generate"))
