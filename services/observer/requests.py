@@ -128,7 +128,7 @@ class _Attributes:
 
     def maybe_number(self, name: str) -> float | None:
         value = self._merged.get(name)
-        return value if isinstance(value, float | int) and abs(value) <= MAX_NUMBER else None
+        return value if isinstance(value, float | int) and 0 <= value <= MAX_NUMBER else None
 
     def flag(self, name: str) -> bool:
         return self._merged.get(name) is True

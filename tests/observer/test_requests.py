@@ -101,7 +101,7 @@ def test_attributes_of_other_kinds_than_expected_count_as_missing() -> None:
     assert (request.tenant, request.prompt_tokens, request.handed_off) == ("", 0, False)
 
 
-@pytest.mark.parametrize("number", [1e300, -1e300, 2**64 - 1])
+@pytest.mark.parametrize("number", [1e300, -1e300, 2**64 - 1, -1])
 def test_a_number_that_nobody_counts_up_to_counts_as_missing(number: float) -> None:
     wrong = {names.INPUT_TOKENS: number, names.PREDICTED_TOKENS: number, names.TPOT_MS: number}
     [request] = assemble([hop(1, None, "router.generate", attributes=wrong)])
