@@ -39,7 +39,7 @@ class Assembly:
     """Hops that wait for the others of their trace. Times are of one monotonic clock."""
 
     def __init__(self) -> None:
-        # Those with a hop that a request may begin with, and those that have none yet.
+        # Those with a hop that a request may end with, and those that have none yet.
         self._ending: OrderedDict[str, _Waiting] = OrderedDict()
         self._running: OrderedDict[str, _Waiting] = OrderedDict()
 
@@ -49,7 +49,7 @@ class Assembly:
     def hear(self, hop: Hop, now_s: float) -> None:
         trace_id = hop.trace_id
         waiting = self._ending.get(trace_id)
-        if waiting is None and hop.name in REQUEST_HOPS:
+        if waiting is None and hop.name in REQUEST_HOPS and not _may_go_on(hop):
             before = self._running.pop(trace_id, None)
             waiting = _Waiting(now_s, before.hops if before else [])
             self._ending[trace_id] = waiting
@@ -80,6 +80,14 @@ class Assembly:
             for trace_id, waiting in traces.items():
                 assert 0 < len(waiting.hops) <= MAX_HOPS
                 assert {hop.trace_id for hop in waiting.hops} == {trace_id}
+
+
+def _may_go_on(hop: Hop) -> bool:
+    """A worker failed, and another one may answer for as long as it takes: only the router's hop
+    says how it ended. Who is cancelled is so because the caller ends.
+    """
+    is_attempt = hop.name == "worker.generate" and bool(hop.parent_span_id)
+    return is_attempt and bool(hop.error) and hop.attributes.get(names.ERROR_TYPE) != "CANCELLED"
 
 
 def assemble(hops: Iterable[Hop]) -> list[Request]:

@@ -152,6 +152,31 @@ def test_a_trace_waits_for_its_last_hops_from_the_first_end_on() -> None:
     assert len(assembly) == 0
 
 
+def test_a_trace_whose_worker_failed_waits_for_its_router() -> None:
+    """Another worker goes on with the answer, for longer than hops wait for each other."""
+    failed = hop(6, 2, "worker.generate", error="x", attributes={names.ERROR_TYPE: "ENGINE_DIED"})
+    assembly = Assembly()
+    assembly.hear(failed, 0.0)
+    assert not list(assembly.settle(10 * GRACE_S))
+    assembly.hear(WORKER, 10 * GRACE_S)
+    assembly.hear(ROUTER, 10 * GRACE_S)
+
+    assert [each.hops for each in assembly.settle(11 * GRACE_S)] == [(failed, WORKER, ROUTER)]
+
+
+@pytest.mark.parametrize(
+    ("parent", "code"), [(None, "ENGINE_DIED"), (2, "CANCELLED")], ids=["alone", "cancelled"]
+)
+def test_a_failed_worker_that_nobody_goes_on_for_is_a_request_soon(
+    parent: int | None, code: str
+) -> None:
+    failed = hop(6, parent, "worker.generate", error="x", attributes={names.ERROR_TYPE: code})
+    assembly = Assembly()
+    assembly.hear(failed, 0.0)
+
+    assert [each.hops for each in assembly.settle(GRACE_S)] == [(failed,)]
+
+
 def test_hops_whose_request_never_ends_are_let_go() -> None:
     assembly = Assembly()
     assembly.hear(TOKENIZER, 0.0)
