@@ -156,8 +156,8 @@ class Generation:
                         await exchange.write(data)
                     self._note_written(index, answers[index])
         except MeshError as error:
+            self._note_failure(error, answers[0])
             if not is_begun:
-                self._note_failure(error, answers[0])
                 raise from_mesh(error, ask.to_param) from None
             await exchange.break_off(from_mesh(error, ask.to_param))
         except ApiError as error:
@@ -213,9 +213,12 @@ class Generation:
             ledger.mark_first_token(now_s)
 
     def _note_failure(self, error: MeshError, answer: MeshAnswer) -> None:
-        """What the mesh says of an answer that has not begun, the time on the way there too."""
-        if self._ledger.first_token_s is not None:
-            return  # the first answer is whole, and the ledger its own
+        """What the mesh says of an answer that fails, the time on the way there too."""
+        if answer.failure is error:
+            # Unless it was written before.
+            self._ledger.mark_first_token(answer.first_message_s)
+        elif self._ledger.first_token_s is not None:
+            return  # another one failed, and the ledger is the first one's
         self._ledger.mark_failure(time.monotonic())
         self._ledger.spend(Segment.ROUTE, answer.called_s - self._prepared_s)
         for segment, spent_ms in error.ledger.items():

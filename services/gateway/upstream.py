@@ -134,6 +134,8 @@ class MeshAnswer:
         # When the last call was opened, and when the first message came.
         self.called_s = 0.0
         self.first_message_s = 0.0
+        # With which it broke off, once there was a first message.
+        self.failure: MeshError | None = None
 
     async def read(self) -> Response:
         """The message after which nothing comes is `finished`; its call has ended by then, unless
@@ -187,9 +189,10 @@ class MeshAnswer:
 
     async def _next(self, call: Call) -> Response | None:
         try:
-            return await _read(call)
+            return await _read(call, called_s=self.called_s, until_s=self.first_message_s)
         except MeshError as failure:
             if not _says_nothing(failure):
+                self.failure = failure
                 raise
             message = f"the router was lost in the middle of the answer: {failure.message}"
             raise MeshError(failure.code, message, reason="ROUTER_LOST") from None
@@ -231,12 +234,15 @@ async def merge(answers: Sequence[MeshAnswer]) -> AsyncGenerator[tuple[int, Resp
                     read.exception()  # nobody else asks for it
 
 
-async def _read(call: Call, *, called_s: float | None = None) -> Response | None:
-    """`called_s`: for the ledger of a call that fails before it brings anything."""
+async def _read(
+    call: Call, *, called_s: float | None = None, until_s: float | None = None
+) -> Response | None:
+    """A call that fails took from `called_s` to `until_s`, the first message, or until now."""
     try:
         response = await call.read()
     except grpc.aio.AioRpcError as error:
-        elapsed_s = 0.0 if called_s is None else time.monotonic() - called_s
+        end_s = time.monotonic() if until_s is None else until_s
+        elapsed_s = 0.0 if called_s is None else end_s - called_s
         raise to_mesh_error(error, elapsed_ms=elapsed_s * 1e3) from None
     except asyncio.CancelledError:
         # grpc.aio raises this also where the channel was closed under the call. Only

@@ -33,6 +33,7 @@ from tests.gateway.edges import (
     run_edge,
 )
 from tests.router.meshes import simulated
+from tests.runtime.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -291,6 +292,26 @@ async def test_a_failed_second_answer_is_no_part_of_the_ledger_of_the_first() ->
     generation._note_failure(failure, Mock(called_s=generation._prepared_s + 0.5))
 
     assert list(generation._ledger.sums_s()) == []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_that_breaks_off_has_the_first_token_s_ledger(stream: bool) -> None:
+    router, timing = {"max_deadline_s": 1.0}, {"decode_step_ms": 10.0}
+    settings = simulated(router=router, timing=timing)
+    async with run_edge(settings, with_observer=True) as edge:
+        assert edge.mesh.observer is not None
+        body = {"prompt": LONG, "max_tokens": 1900, "ignore_eos": True, "stream": stream}
+        response = await edge.http.post(COMPLETION, json=body)
+        assert "router.max_deadline_s" in response.text
+        requests = edge.mesh.observer.books.requests
+        await eventually(lambda: len(requests) == 1)
+    [request] = requests
+
+    assert request.hops[0].name == "gateway.request"
+    assert request.ttft_s is not None
+    assert request.ttft_s < request.duration_s / 2
+    assert request.spent_s[Segment.PREFILL] > 0
+    assert abs(request.residual_s) < request.ttft_s / 2
 
 
 @pytest.mark.parametrize("tell", [Generation._whole, Generation._stream])
