@@ -219,6 +219,9 @@ class Generation:
             self._ledger.mark_first_token(answer.first_message_s)
         elif self._ledger.first_token_s is not None:
             return  # another one failed, and the ledger is the first one's
+        elif error.elapsed_ms and not answer.first_message_s:
+            # That the other answers were ended since then is on the way back.
+            self._ledger.mark_failure(answer.called_s + error.elapsed_ms / 1e3)
         self._ledger.mark_failure(time.monotonic())
         self._ledger.spend(Segment.ROUTE, answer.called_s - self._prepared_s)
         for segment, spent_ms in error.ledger.items():

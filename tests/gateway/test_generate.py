@@ -294,6 +294,18 @@ async def test_a_failed_second_answer_is_no_part_of_the_ledger_of_the_first() ->
     assert list(generation._ledger.sums_s()) == []
 
 
+async def test_a_refusal_is_over_before_the_other_answers_are_ended() -> None:
+    generation = a_generation()
+    begun_s = generation._prepared_s = generation._ledger.arrived_s
+    failure = MeshError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED, "busy", ledger={"queue": 500.0}, elapsed_ms=500.0
+    )
+    generation._note_failure(failure, Mock(called_s=begun_s + 0.5, first_message_s=0.0))
+
+    assert generation._ledger.total_s == pytest.approx(1.0)
+    assert generation._ledger.residual_s == pytest.approx(0.0)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_answer_that_breaks_off_has_the_first_token_s_ledger(stream: bool) -> None:
     router, timing = {"max_deadline_s": 1.0}, {"decode_step_ms": 10.0}
