@@ -14,6 +14,7 @@ from services.observer.model import Hop, Part
 from services.observer.prompts import ToldPrompt
 from services.runtime import hops
 
+MAX_ID_CHARACTERS = 128
 MAX_NAME_CHARACTERS = 200
 MAX_ATTRIBUTES = 128
 MAX_VALUE_CHARACTERS = 4096
@@ -24,6 +25,8 @@ MAX_SECONDS = 4e9
 MAX_LEVEL = 1e15
 # Of hops; sums of all members' fit what JSON takes.
 MAX_DROPPED = 10**12
+# What OpenTelemetry takes as a whole number.
+_INT64 = range(-(2**63), 2**63)
 
 _TRACE_ID = re.compile("[0-9a-f]{32}")
 _SPAN_ID = re.compile("[0-9a-f]{16}")
@@ -57,7 +60,7 @@ def read_prompt(message: observer_pb2.Prompt) -> ToldPrompt:
             prefix_keys=split_keys(message.prefix_keys),
             first_token=message.first_token,
             token_ids=message.token_ids,
-            tenant=message.tenant,
+            tenant=message.tenant[:MAX_NAME_CHARACTERS],
             block_tokens=message.block_tokens,
         )
     except ValueError as error:
@@ -65,7 +68,10 @@ def read_prompt(message: observer_pb2.Prompt) -> ToldPrompt:
 
 
 def read_eviction(message: observer_pb2.Eviction) -> list[bytes]:
-    """The keys of the blocks. Raises InvalidArgument where they are none."""
+    """The keys of the blocks. Raises InvalidArgument where they are none, or nobody's."""
+    if len(message.holder_id) > MAX_ID_CHARACTERS:
+        rule = f"must have at most {MAX_ID_CHARACTERS} characters"
+        raise InvalidArgument.of("evictions.holder_id", rule)
     try:
         return split_keys(message.prefix_keys)
     except ValueError as error:
@@ -128,10 +134,14 @@ def _attributes(given: Mapping[str, Any]) -> dict[str, Any]:
         _text(name)
         if isinstance(value, str):
             found[name] = value[:MAX_VALUE_CHARACTERS]
-        elif isinstance(value, bool | int | float) or _is_plain_list(value):
+        elif _is_number(value) or _is_plain_list(value):
             found[name] = value
     return found
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and value in _INT64)
+
+
 def _is_plain_list(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(v, str | int | float) for v in value)
+    return isinstance(value, list) and all(isinstance(v, str) or _is_number(v) for v in value)

@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator
 from firsttoken.observer.v1 import observer_pb2, observer_pb2_grpc
 from services.core.errors import InvalidArgument
 from services.observer.books import Books
-from services.observer.hearing import Teller
+from services.observer.hearing import MAX_ID_CHARACTERS, Teller
 from services.runtime.interceptor import Context
 
 SERVICE_NAME = observer_pb2.DESCRIPTOR.services_by_name["ObserverService"].full_name
-MAX_ID_CHARACTERS = 128
 
 
 class ObserverService(observer_pb2_grpc.ObserverServiceServicer):
