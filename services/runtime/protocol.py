@@ -17,6 +17,8 @@ from services.runtime.interceptor import Context
 
 TENANT_KEY = "firsttoken-tenant"
 MAX_TENANT_CHARACTERS = 128
+# Nothing lasts so long (a month); what is told beyond it is nothing, as is what is no number.
+MAX_TOLD_MS = 2.6e9
 # In the trailing metadata of a call that has failed: its ledger up to there.
 LEDGER_KEY = "firsttoken-ledger-bin"
 
@@ -84,11 +86,16 @@ def spend_callee(ledger: Ledger, callee: common_pb2.Ledger, *, seen_s: float) ->
     callee did not have is transfer; what it had and does not own stays unowned.
     """
     for segment in Segment:
-        if spent_ms := getattr(callee, f"{segment}_ms"):
-            ledger.spend(segment, spent_ms / 1000)
+        if spent_s := _told_s(getattr(callee, f"{segment}_ms")):
+            ledger.spend(segment, spent_s)
     for name, hidden_ms in callee.hidden_ms.items():
-        ledger.hide(name, hidden_ms / 1000)
-    ledger.spend(Segment.TRANSFER, seen_s - callee.total_ms / 1000)
+        ledger.hide(name, _told_s(hidden_ms))
+    ledger.spend(Segment.TRANSFER, seen_s - _told_s(callee.total_ms))
+
+
+def _told_s(duration_ms: float) -> float:
+    """One that was worked out, such as transfer, may be less than nothing by a little."""
+    return duration_ms / 1000 if abs(duration_ms) <= MAX_TOLD_MS else 0.0
 
 
 def tell_ledger(context: Context, ledger: Ledger) -> None:

@@ -152,3 +152,15 @@ def test_the_time_of_a_failed_call_that_tells_nothing_is_nobody_s(
     spend_failed_call(ledger, failure(**trailing), seen_s=0.25)
 
     assert list(ledger.sums_s()) == []
+
+
+@pytest.mark.parametrize("told_ms", [math.nan, math.inf, -math.inf, 1e300])
+def test_a_duration_that_is_none_is_not_entered(told_ms: float) -> None:
+    ledger = Ledger(10.0)
+    ledger.mark_first_token(11.0)
+    callee = common_pb2.Ledger(prefill_ms=told_ms, total_ms=told_ms, hidden_ms={"load": told_ms})
+    spend_callee(ledger, callee, seen_s=1.0)
+
+    assert dict(ledger.sums_s()) == {Segment.TRANSFER: 1.0}
+    assert ledger.hidden_s == {}
+    assert ledger.residual_s == 0.0
