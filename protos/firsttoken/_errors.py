@@ -38,7 +38,7 @@ class MeshError(Exception):
     `ledger` says where the time went until then, segment to milliseconds. With
     `residual_ms`, which no segment owns, it adds up to `elapsed_ms`, as this client measured
     it. It is empty where the mesh told none: it was not reached, is gone, or did not know the
-    caller or have room for its tenant. It is empty, too, once the first token has come.
+    caller. It is empty, too, once the first token has come.
     """
 
     def __init__(
