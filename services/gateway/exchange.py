@@ -56,7 +56,7 @@ class Exchange:
         self.request_class = "none"
         self.status = 0
         self.ttft_s: float | None = None
-        self.error = ""
+        self.error = self.error_code = ""
         self.path_params: Mapping[str, str] = {}
         self.is_streaming = False
         self._receive: Receive
@@ -137,7 +137,7 @@ class Exchange:
 
     async def break_off(self, error: ApiError) -> None:
         """End a stream with an event that clients take for an error, and no [DONE]."""
-        self.error = error.message
+        self.error, self.error_code = error.message, error.code or error.type
         await self.end_stream(event(error.body()))
 
     @contextlib.asynccontextmanager

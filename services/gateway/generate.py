@@ -87,7 +87,7 @@ class Generation:
             self._ledger.mark_failure(time.monotonic())
             raise
         finally:
-            self._account(error or self._exchange.error, code)
+            self._account(error or self._exchange.error, code or self._exchange.error_code)
 
     async def _answer(self) -> None:
         ask = await self._read()

@@ -320,6 +320,7 @@ async def test_an_answer_that_breaks_off_has_the_first_token_s_ledger(stream: bo
     [request] = requests
 
     assert request.hops[0].name == "gateway.request"
+    assert request.hops[0].attributes["error.type"] == "max_deadline"
     assert request.ttft_s is not None
     assert request.ttft_s < request.duration_s / 2
     assert request.spent_s[Segment.PREFILL] > 0
