@@ -43,7 +43,9 @@ def ledger_json(ledger: Ledger) -> dict[str, float]:
 
 
 def server_timing(ledger: Ledger) -> str:
-    """https://www.w3.org/TR/server-timing/; of a failed request, all the time until then."""
+    """https://www.w3.org/TR/server-timing/; of a failed request, the time until then, or until the
+    mesh had a first token.
+    """
     spent = [f"{segment};dur={_ms(ledger.spent_s(segment))}" for segment in Segment]
     residual = f"residual;dur={_ms(ledger.residual_s)}"
     total = "total" if ledger.first_token_s is None else "ttft"

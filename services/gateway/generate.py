@@ -215,8 +215,8 @@ class Generation:
     def _note_failure(self, error: MeshError, answer: MeshAnswer) -> None:
         """What the mesh says of an answer that fails, the time on the way there too."""
         if answer.failure is error:
-            # Unless it was written before.
-            self._ledger.mark_first_token(answer.first_message_s)
+            # Of a whole answer the caller never has a first token: it has failed.
+            self._ledger.mark_failure(answer.first_message_s)
         elif self._ledger.first_token_s is not None:
             return  # another one failed, and the ledger is the first one's
         elif error.elapsed_ms and not answer.first_message_s:
