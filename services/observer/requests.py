@@ -49,7 +49,7 @@ class Assembly:
     def hear(self, hop: Hop, now_s: float) -> None:
         trace_id = hop.trace_id
         waiting = self._ending.get(trace_id)
-        if waiting is None and hop.name in REQUEST_HOPS and not _may_go_on(hop):
+        if waiting is None and hop.name in REQUEST_HOPS and not _awaits_router(hop):
             before = self._running.pop(trace_id, None)
             waiting = _Waiting(now_s, before.hops if before else [])
             self._ending[trace_id] = waiting
@@ -82,12 +82,12 @@ class Assembly:
                 assert {hop.trace_id for hop in waiting.hops} == {trace_id}
 
 
-def _may_go_on(hop: Hop) -> bool:
-    """A worker failed, and another one may answer for as long as it takes: only the router's hop
-    says how it ended. Who is cancelled is so because the caller ends.
+def _awaits_router(hop: Hop) -> bool:
+    """A worker is done, and its router may not be for long: after a failure another worker goes
+    on, and a client may read slowly. Who is cancelled is so because the caller ends.
     """
-    is_attempt = hop.name == "worker.generate" and bool(hop.parent_span_id)
-    return is_attempt and bool(hop.error) and hop.attributes.get(names.ERROR_TYPE) != "CANCELLED"
+    has_caller = hop.name == "worker.generate" and bool(hop.parent_span_id)
+    return has_caller and hop.attributes.get(names.ERROR_TYPE) != "CANCELLED"
 
 
 def assemble(hops: Iterable[Hop]) -> list[Request]:

@@ -142,26 +142,28 @@ def test_a_trace_waits_for_its_last_hops_from_the_first_end_on() -> None:
     assembly = Assembly()
     assembly.hear(TOKENIZER, 0.0)
     assert not list(assembly.settle(100.0))
-    assembly.hear(WORKER, 200.0)
-    assembly.hear(ROUTER, 200.0 + GRACE_S / 2)
+    assembly.hear(ROUTER, 200.0)
+    assembly.hear(WORKER, 200.0 + GRACE_S / 2)
     assert not list(assembly.settle(200.0 + GRACE_S * 0.9))
 
     [settled] = assembly.settle(200.0 + GRACE_S)
 
-    assert settled == (TRACE, (TOKENIZER, WORKER, ROUTER))
+    assert settled == (TRACE, (TOKENIZER, ROUTER, WORKER))
     assert len(assembly) == 0
 
 
-def test_a_trace_whose_worker_failed_waits_for_its_router() -> None:
-    """Another worker goes on with the answer, for longer than hops wait for each other."""
+def test_a_trace_whose_worker_is_done_waits_for_its_router() -> None:
+    """Another worker goes on with the answer, for longer than hops wait for each other; and the
+    client takes longer still to read it."""
     failed = hop(6, 2, "worker.generate", error="x", attributes={names.ERROR_TYPE: "ENGINE_DIED"})
     assembly = Assembly()
     assembly.hear(failed, 0.0)
     assert not list(assembly.settle(10 * GRACE_S))
     assembly.hear(WORKER, 10 * GRACE_S)
-    assembly.hear(ROUTER, 10 * GRACE_S)
+    assert not list(assembly.settle(20 * GRACE_S))
+    assembly.hear(ROUTER, 20 * GRACE_S)
 
-    assert [each.hops for each in assembly.settle(11 * GRACE_S)] == [(failed, WORKER, ROUTER)]
+    assert [each.hops for each in assembly.settle(21 * GRACE_S)] == [(failed, WORKER, ROUTER)]
 
 
 @pytest.mark.parametrize(
