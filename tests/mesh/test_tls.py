@@ -91,12 +91,13 @@ async def call_each(mesh: Mesh, open_to: Any) -> list[grpc.StatusCode]:
     addresses = (*(each.address for each in parts), mesh.router.operator_address)
     channels = [open_to(address) for address in addresses]
     control, tokenizer, worker, kvstore, router = channels
-    join = control_pb2_grpc.ControlServiceStub(control).Join()
+    joins = [control_pb2_grpc.ControlServiceStub(control).Join() for _ in range(2)]
+    await _try_to_join(joins[0])
     calls: list[Any] = [
         control_pb2_grpc.ControlServiceStub(control).GetConfig(
             control_pb2.GetConfigRequest(), timeout=TIMEOUT_S
         ),
-        _join(join),
+        asyncio.wait_for(joins[1].read(), TIMEOUT_S),
         tokenizer_pb2_grpc.TokenizerServiceStub(tokenizer).Encode(
             tokenizer_pb2.EncodeRequest(text="hello"), timeout=TIMEOUT_S
         ),
@@ -114,7 +115,8 @@ async def call_each(mesh: Mesh, open_to: Any) -> list[grpc.StatusCode]:
         ),
     ]
     results = await asyncio.gather(*calls, return_exceptions=True)
-    join.cancel()
+    for join in joins:
+        join.cancel()
     for channel in channels:
         await channel.close()
     codes = []
@@ -124,13 +126,13 @@ async def call_each(mesh: Mesh, open_to: Any) -> list[grpc.StatusCode]:
     return codes
 
 
-async def _join(call: Any) -> Any:
+async def _try_to_join(call: Any) -> None:
+    """How it ends is asked of a call that writes nothing: where a write meets the end of its
+    call, grpc.aio says INTERNAL, one time in a hundred."""
     member = control_pb2.Member(id="mallory", role=control_pb2.MEMBER_ROLE_WORKER)
-    async with asyncio.timeout(TIMEOUT_S):
-        # A call that has ended already takes nothing: reading says how it ended.
-        with contextlib.suppress(asyncio.InvalidStateError):
+    with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+        async with asyncio.timeout(TIMEOUT_S):
             await call.write(control_pb2.JoinRequest(member=member))
-        return await call.read()
 
 
 async def test_only_services_reach_the_parts_inside(
