@@ -93,13 +93,10 @@ def of_the_caches(case: Case) -> Finding | None:
         missed_at=case.request.worker_id,
     )
     holdings = [each for each in everywhere if each.worker_id in case.workers]
-    left = f"{', '.join(each.worker_id for each in everywhere)} had it, and has left the mesh"
-    has_left = bool(everywhere) and not holdings
-    below = _evicted_below(case, holdings, lost)
-    if has_left and below is not None:
-        return below._replace(evidence=(left,))
-    if has_left:
-        return Finding(Cause.HOLDER_LEFT, left, lost)
+    if everywhere and not holdings:
+        left = f"{', '.join(each.worker_id for each in everywhere)} had it, and has left the mesh"
+        below = _evicted_below(case, holdings, lost)
+        return below._replace(evidence=(left,)) if below else Finding(Cause.HOLDER_LEFT, left, lost)
     for look in (_computed_instead, _elsewhere, _still_computing, _evicted, _evicted_below):
         finding = look(case, holdings, lost)
         if finding is not None:
