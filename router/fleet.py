@@ -42,6 +42,8 @@ class Announced(NamedTuple):
     fingerprint: str = ""
     # KV blocks that it can keep; 0: it does not say.
     num_blocks: int = 0
+    # Where callers may fetch what is planned for them; empty: nowhere.
+    direct_address: str = ""
 
 
 class Worker:

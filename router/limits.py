@@ -46,9 +46,14 @@ class Lease:
 
     __slots__ = ("_account", "_limits")
 
-    def __init__(self, limits: TenantLimits, account: _Account) -> None:
+    def __init__(self, limits: TenantLimits, account: _Account | None) -> None:
         self._limits = limits
-        self._account: _Account | None = account
+        self._account = account
+
+    def move(self) -> Lease:
+        """From now on that one is held, and this one is nothing."""
+        moved, self._account = Lease(self._limits, self._account), None
+        return moved
 
     def __enter__(self) -> Lease:
         return self

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 
 from firsttoken.control.v1 import control_pb2
+from router.account import HOP_NAME
 from router.checks import Bounds
 from router.dispatch import Dispatcher
+from router.following import Direct, Following
 from router.knowledge import AnnouncedStore
 from router.limits import Lease, TenantLimits
 from router.outcome import Outcome
+from router.plans import Plans
 from router.recording import Recorder
 from router.reports import Tier
 from router.roster import Roster, Store, Tokenizer, read_members
@@ -22,6 +26,7 @@ from services.core.config import Snapshot
 from services.core.errors import Overloaded
 from services.core.ledger import Ledger, Segment
 from services.core.tenants import Tenant, Tenants
+from services.core.tickets import KeyRing
 from services.runtime.channels import Channels
 from services.runtime.identity import CallBounds
 from services.runtime.interceptor import Context
@@ -29,17 +34,26 @@ from services.runtime.protocol import tell_ledger
 from services.runtime.reporter import Reporter
 from services.runtime.telemetry import TraceContext
 
-# Of every request's span here.
-HOP_NAME = "router.generate"
+_lease: ContextVar[Lease] = ContextVar("lease")
 
 
 class Mesh:
     """Configuration and membership, each swapped whole when control pushes another."""
 
     def __init__(
-        self, snapshot: Snapshot, channels: Channels, reporter: Reporter, *, router_id: str = ""
+        self,
+        snapshot: Snapshot,
+        channels: Channels,
+        reporter: Reporter,
+        *,
+        router_id: str = "",
+        ticket_keys: Callable[[], KeyRing] = KeyRing,
+        has_tls: bool = False,
     ) -> None:
         self.snapshot = snapshot
+        self.router_id = router_id
+        self.ticket_keys = ticket_keys
+        self.has_tls = has_tls
         self.tenants = Tenants(snapshot.config)
         self.limits = TenantLimits(snapshot.config.tenants, time.monotonic())
         self.channels = channels
@@ -51,6 +65,9 @@ class Mesh:
         self.recorder.configure(snapshot)
         self.telling = Telling()
         self.tokenizers = Tokenizers(channels)
+        self.plans = Plans()
+        # To be entered by whoever makes this.
+        self.following = Following(self.plans, channels, router_id)
         self.roster = Roster("", (), ())
         # Ids and addresses of those to whom a channel may be open.
         self._peers: set[tuple[str, str]] = set()
@@ -75,6 +92,7 @@ class Mesh:
             AnnouncedStore(store.id, store.host) for store in self.roster.stores
         )
         self._watch()
+        self._follow()
         self._drop_channels()
 
     @property
@@ -84,7 +102,13 @@ class Mesh:
 
     def admit(self, tenant: Tenant) -> Lease:
         """To hold while a call of the tenant lasts. Raises Overloaded."""
-        return self.limits.enter(tenant.name, time.monotonic())
+        lease = self.limits.enter(tenant.name, time.monotonic())
+        _lease.set(lease)
+        return lease
+
+    def keep_lease(self) -> Lease:
+        """Of the call that this task serves: to hold also when the call has ended."""
+        return _lease.get().move()
 
     def refused(self, context: Context, tenant: Tenant, error: Overloaded, since_s: float) -> None:
         """A request all the same: it has a ledger, and the observer hears of it."""
@@ -131,6 +155,7 @@ class Mesh:
         self.recorder.record(decision)
 
     async def close(self) -> None:
+        self.plans.close()
         self.dispatcher.close()
         await self.recorder.close()
 
@@ -142,6 +167,14 @@ class Mesh:
             holders += (Holder(worker.id, worker.address, Tier.WORKER) for worker in ready)
             holders += (Holder(each.id, each.address, Tier.NODE) for each in self.roster.stores)
         self.watching.follow(holders)
+
+    def _follow(self) -> None:
+        """Also those that drain: what they have is still to be told."""
+        self.following.follow(
+            Direct(worker.id, worker.address, worker.direct_address)
+            for worker in self.roster.workers
+            if worker.direct_address
+        )
 
     def _drop_channels(self) -> None:
         """Close those whose peer has left, so that a successor at its address starts afresh."""

@@ -60,9 +60,17 @@ class RouterNode(Resource):
             Reporter(service="router", member_id=self.id, tls=self._tls)
         )
         channels = await stack.enter_async_context(Channels(self._tls))
-        self._mesh = Mesh(control.snapshot, channels, reporter, router_id=self.id)
+        self._mesh = Mesh(
+            control.snapshot,
+            channels,
+            reporter,
+            router_id=self.id,
+            ticket_keys=lambda: control.ticket_keys,
+            has_tls=self._tls is not None,
+        )
         stack.push_async_callback(self._mesh.close)
         await stack.enter_async_context(self._mesh.watching)
+        await stack.enter_async_context(self._mesh.following)
         reporter.watch(operators.METRICS, lambda: operators.read_metrics(self._mesh))
         operator_server = MeshServer(
             self._operator_listen, service_names=[operators.SERVICE_NAME], tls=self._tls

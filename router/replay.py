@@ -26,6 +26,17 @@ class Told(NamedTuple):
     def num_tokens(self) -> int:
         return len(self.answer_ids) // BYTES_PER_TOKEN
 
+    def followed_by(self, more: Told) -> Told:
+        """`ledger`: of the first of the two that has one."""
+        return Told(
+            self.answer_ids + more.answer_ids,
+            self.num_characters + more.num_characters,
+            self.ledger or more.ledger,
+        )
+
+
+NOTHING_TOLD = Told(b"", 0)
+
 
 def replay(messages: Iterable[bytes]) -> Told:
     """`messages`: chunks, of one worker or of several that went on after each other."""

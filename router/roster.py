@@ -73,4 +73,5 @@ def _announced(member: control_pb2.Member, model: str) -> Announced:
         role=_ROLES.get(member.worker.role, Role.BOTH),
         fingerprint=member.worker.fingerprint,
         num_blocks=member.worker.num_blocks,
+        direct_address=member.direct_address,
     )

@@ -7,8 +7,9 @@ from typing import TypeAlias
 import grpc
 
 from firsttoken.router.v1 import inference_pb2
-from router.journey import Journey
 from router.mesh import Mesh
+from router.planning import PlanningJourney
+from router.proxied import ProxiedJourney
 from services.runtime.interceptor import Context
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[inference_pb2.GenerateRequest, bytes]"
@@ -26,10 +27,22 @@ class InferenceService:
         generate: Handler = grpc.unary_stream_rpc_method_handler(
             self.Generate, request_deserializer=inference_pb2.GenerateRequest.FromString
         )
-        handlers = grpc.method_handlers_generic_handler(SERVICE_NAME, {"Generate": generate})
+        plan = grpc.unary_unary_rpc_method_handler(
+            self.Plan,
+            request_deserializer=inference_pb2.PlanRequest.FromString,
+            response_serializer=inference_pb2.PlanResponse.SerializeToString,
+        )
+        handlers = grpc.method_handlers_generic_handler(
+            SERVICE_NAME, {"Generate": generate, "Plan": plan}
+        )
         server.add_generic_rpc_handlers((handlers,))
 
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:
         # It writes the responses itself. A generator would be left where it is when
         # the client goes away during a write, and hold its slot until collected.
-        await Journey(self._mesh, request, context).run()
+        await ProxiedJourney(self._mesh, request, context).run()
+
+    async def Plan(
+        self, request: inference_pb2.PlanRequest, context: Context
+    ) -> inference_pb2.PlanResponse:
+        return await PlanningJourney(self._mesh, request.request, context).run()

@@ -26,6 +26,13 @@ def main(arguments: list[str] | None = None) -> int:
         default=Role.BOTH.value,
         help="which part of a request it serves (default both)",
     )
+    parser.add_argument(
+        "--direct-listen",
+        default="",
+        metavar="HOST:PORT",
+        help="the port on which callers fetch answers that a router has planned (default: a free"
+        " one on the host of --listen)",
+    )
     parsed = parser.parse_args(arguments)
     options = read_options("worker", parsed)
     return run_node(
@@ -35,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
             cores_shared_by=parsed.cores_shared_by,
             role=Role(parsed.role),
             tls=options.open_tls(),
+            direct_listen=parsed.direct_listen,
         ),
         options,
     )

@@ -13,21 +13,25 @@ from services.core.metrics import Sample
 from services.models.catalog import find_model
 from services.models.loading import load_vocabulary
 from services.runtime.channels import Channels
+from services.runtime.identity import CallerInterceptor
 from services.runtime.membership import ControlClient
 from services.runtime.reporter import Reporter
 from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
 from services.runtime.sharing import MemoryServer
+from services.runtime.startup import parse_listen
 from services.runtime.tls import Tls
-from worker import metrics
+from worker import direct, metrics
 from worker.copying import Copier
 from worker.engines.contract import EngineInfo
 from worker.front import EngineFront
 from worker.handoff import Handoffs
 from worker.messages import CoreLoad
 from worker.peers import PeerMemory, describe
+from worker.plan_reports import PlanReports
 from worker.service import WorkerServicer
 from worker.sources import KvSources
+from worker.tickets import TicketDesk
 from worker.tier import KvTier, TierStats
 from worker.wire import SERVICE_NAME
 
@@ -58,14 +62,18 @@ class WorkerNode(Resource):
         cores_shared_by: int = 1,
         role: Role = Role.BOTH,
         tls: Tls | None = None,
+        direct_listen: str = "",
     ) -> None:
         self.role = role
+        self._direct_listen = direct_listen
         self._tls = tls
         self._control_address = control
         self._listen = listen
         self._cores_shared_by = cores_shared_by
         self.id = f"worker-{uuid.uuid4().hex[:8]}"
         self.address = ""
+        self._desk = TicketDesk(self.id)
+        self._plans = PlanReports()
         self._draining = False
 
     async def _open(self, stack: AsyncExitStack) -> None:
@@ -96,8 +104,12 @@ class WorkerNode(Resource):
         sources = KvSources(await self._open_handoffs(stack, copier), self._tier)
         memory = MemoryServer(self._front.memory_fd, describe(self._front.arena.layout))
         await stack.enter_async_context(memory)
-        server = self._make_server(reporter, sources, copier)
-        self._server = await stack.enter_async_context(server)
+        servicer = self._servicer = self._make_servicer(reporter, sources, copier)
+        self._server = MeshServer(self._listen, service_names=[SERVICE_NAME], tls=self._tls)
+        servicer.add_to(self._server.server)
+        await stack.enter_async_context(self._server)
+        self._direct_server = self._make_direct_server(servicer)
+        await stack.enter_async_context(self._direct_server)
         self._control.on_config(self._front.configure)
         self._front.on_core(self._report_core)
         self._front.on_bubble(reporter.bubble)
@@ -108,8 +120,10 @@ class WorkerNode(Resource):
             model=self._front.info.model,
             worker=_capacity(self._front.info, self.role),
             memory_socket=memory.name,
+            direct_address=self._direct_server.address,
         )
         await self._server.set_serving(True)
+        await self._direct_server.set_serving(True)
         self._control.update(state=control_pb2.MEMBER_STATE_READY, detail="")
 
     @property
@@ -141,9 +155,12 @@ class WorkerNode(Resource):
         self._report_draining()
         # 2. Finish what runs.
         await self._front.drain(DRAIN_GRACE_S)
-        # 3. End the streams of watchers, which would otherwise hold the server open.
+        # 3. Stop the callers' server while the routers can still hear of it.
+        await self._direct_server.stop(STOP_GRACE_S)
+        # 4. End the streams of those who follow, which would otherwise hold the server open.
         self._front.hub.close()
-        # 4. Stop the server, the engine and the control stream, in this order.
+        self._plans.close()
+        # 5. Stop the server, the engine and the control stream, in this order.
         await self._server.stop(STOP_GRACE_S)
         await super().close()
 
@@ -165,10 +182,26 @@ class WorkerNode(Resource):
         found = (member for member in self._control.members if member.address == address)
         return next(found, None)
 
-    def _make_server(self, reporter: Reporter, sources: KvSources, copier: Copier) -> MeshServer:
-        server = MeshServer(self._listen, service_names=[SERVICE_NAME], tls=self._tls)
+    def _make_direct_server(self, servicer: WorkerServicer) -> MeshServer:
+        """For callers: on a free port of the same host, with one service."""
+        server = MeshServer(
+            self._direct_listen or f"{parse_listen(self._listen).host}:0",
+            service_names=[direct.SERVICE_NAME],
+            interceptors=[CallerInterceptor(direct.DirectEdge(lambda: self._control.snapshot))],
+            reflection=False,
+            tls=self._tls,
+            for_callers=True,
+        )
+        direct.DirectServicer(
+            servicer, self._desk, self._plans, keys=lambda: self._control.ticket_keys
+        ).add_to(server.server)
+        return server
+
+    def _make_servicer(
+        self, reporter: Reporter, sources: KvSources, copier: Copier
+    ) -> WorkerServicer:
         config = self._control.snapshot.config
-        servicer = WorkerServicer(
+        return WorkerServicer(
             self._front,
             load_vocabulary(find_model(config.mesh.model)),
             worker_id=self.id,
@@ -177,11 +210,9 @@ class WorkerNode(Resource):
             copier=copier,
             settings=lambda: self._control.snapshot.config.worker,
             delays=lambda: self._control.snapshot.config.debug.delay_ms,
+            plans=self._plans,
             on_drain=self._report_draining,
         )
-        servicer.add_to(server.server)
-        self._servicer = servicer
-        return server
 
     def _read_metrics(self) -> Iterable[Sample]:
         front, inbox = self._front, self._front.inbox

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -28,6 +29,7 @@ from worker.copying import Copier
 from worker.front import EngineFront
 from worker.messages import CoreLoad
 from worker.origin import Origin
+from worker.plan_reports import PlanReports
 from worker.prefill import Prefill
 from worker.requests import Prompt, check_request, went_before
 from worker.sources import KvSources
@@ -64,6 +66,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         copier: Copier,
         settings: Callable[[], WorkerSettings],
         delays: Callable[[], DelaySettings],
+        plans: PlanReports,
         on_drain: Callable[[], None],
     ) -> None:
         self._front = front
@@ -74,6 +77,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._reporter = reporter
         self._settings = settings
         self._delays = delays
+        self._plans = plans
         self._on_drain = on_drain
         self._draining = False
         self._handoffs = HandoffCounts()
@@ -93,7 +97,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     async def Generate(
         self, request: worker_pb2.GenerateRequest, context: Context
-    ) -> AsyncIterator[worker_pb2.GenerateResponse]:
+    ) -> AsyncGenerator[worker_pb2.GenerateResponse]:
         ledger, origin = Ledger(time.monotonic()), Origin()
         try:
             self._refuse_when_draining()
@@ -153,6 +157,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                         yield part
                 elif not (request.load_only and isinstance(event, BlocksEvent)):
                     yield _event_to_proto(event, self._load)
+
+    async def FollowPlans(
+        self, request: worker_pb2.FollowPlansRequest, context: Context
+    ) -> AsyncGenerator[worker_pb2.FollowPlansResponse]:
+        async with contextlib.aclosing(self._plans.follow(request.router_id)) as responses:
+            async for response in responses:
+                yield response
 
     async def Drain(
         self, request: worker_pb2.DrainRequest, context: Context

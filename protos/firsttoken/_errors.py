@@ -69,7 +69,7 @@ class MeshError(Exception):
 def to_mesh_error(error: grpc.aio.AioRpcError, *, elapsed_ms: float = 0.0) -> MeshError:
     """`elapsed_ms`: from the call on."""
     details = _parse_details(error)
-    told = _parse_ledger(error)
+    told = told_ledger(error)
     ledger = as_seen(told, elapsed_ms) if told is not None and elapsed_ms else None
     return MeshError(
         error.code(),
@@ -80,7 +80,8 @@ def to_mesh_error(error: grpc.aio.AioRpcError, *, elapsed_ms: float = 0.0) -> Me
     )
 
 
-def _parse_ledger(error: grpc.aio.AioRpcError) -> common_pb2.Ledger | None:
+def told_ledger(error: grpc.aio.AioRpcError) -> common_pb2.Ledger | None:
+    """None where the mesh told none."""
     for key, value in error.trailing_metadata():
         if key == _LEDGER_KEY and isinstance(value, bytes):
             try:
@@ -88,6 +89,18 @@ def _parse_ledger(error: grpc.aio.AioRpcError) -> common_pb2.Ledger | None:
             except DecodeError:
                 return None
     return None
+
+
+def with_ledger(error: grpc.aio.AioRpcError, ledger: common_pb2.Ledger) -> grpc.aio.AioRpcError:
+    """The same, with another ledger."""
+    kept = (pair for pair in error.trailing_metadata() if pair[0] != _LEDGER_KEY)
+    return grpc.aio.AioRpcError(
+        error.code(),
+        error.initial_metadata(),
+        grpc.aio.Metadata(*kept, (_LEDGER_KEY, ledger.SerializeToString())),
+        details=error.details(),
+        debug_error_string=error.debug_error_string(),
+    )
 
 
 def _parse_details(error: grpc.aio.AioRpcError) -> _Details:

@@ -12,6 +12,16 @@ SEGMENTS = tuple(
 )
 
 
+def spend(own: common_pb2.Ledger, callee: common_pb2.Ledger, *, seen_s: float) -> None:
+    """Add what a callee spent of `seen_s`; what it did not have of that is transfer."""
+    for name in SEGMENTS:
+        if spent_ms := getattr(callee, f"{name}_ms"):
+            setattr(own, f"{name}_ms", getattr(own, f"{name}_ms") + spent_ms)
+    own.transfer_ms += seen_s * 1e3 - callee.total_ms
+    for name, hidden_ms in callee.hidden_ms.items():
+        own.hidden_ms[name] += hidden_ms
+
+
 def as_seen(told: common_pb2.Ledger, seen_ms: float) -> dict[str, float]:
     """Segment to milliseconds; what the callee did not have of `seen_ms` is transfer."""
     ledger = {name: getattr(told, f"{name}_ms") for name in SEGMENTS}

@@ -20,10 +20,12 @@ from typing import NamedTuple, TypeAlias, Unpack
 
 import grpc
 
+from firsttoken._direct import DirectCall, Reluctance, Ways
 from firsttoken._errors import MeshError, Violation, to_mesh_error
 from firsttoken._ledger import SEGMENTS, as_seen
 from firsttoken._requests import Options, Prompt, build_request
 from firsttoken._security import File, TlsOptions, check_key
+from firsttoken._workers import WorkerChannels
 from firsttoken.common.v1 import common_pb2
 from firsttoken.router.v1 import inference_pb2, inference_pb2_grpc
 
@@ -162,6 +164,9 @@ class MeshClient:
     counts. The router's certificate must have the name in `address`, or `server_name`.
     Files are read on entering, which raises OSError or ValueError for those that are of no
     use. A key goes unencrypted to this machine alone, unless `insecure`: ValueError.
+
+    `direct`: fetch answers from the workers themselves, as the router plans it. Where a
+    worker cannot be reached, or the router plans nothing, they come through the router.
     """
 
     def __init__(
@@ -176,8 +181,10 @@ class MeshClient:
         tls: bool = False,
         server_name: str | None = None,
         insecure: bool = False,
+        direct: bool = True,
     ) -> None:
         self._address = address
+        self._direct = direct
         self._tenant = tenant
         self._api_key = api_key
         self._tls = TlsOptions(tls, ca_file, cert_file, key_file, server_name)
@@ -185,11 +192,13 @@ class MeshClient:
         if api_key:
             check_key(api_key, address, encrypted=self._tls.enabled, insecure=insecure)
         self._channel: grpc.aio.Channel | None = None
+        self._workers = WorkerChannels(self._open_channel, encrypted=self._tls.enabled)
+        self._reluctance = Reluctance()
         # Closing a grpc.aio channel leaves calls alone that nobody waits for just then.
         self._streams: weakref.WeakSet[GenerationStream] = weakref.WeakSet()
 
     async def __aenter__(self) -> MeshClient:
-        self._channel = self._open_channel()
+        self._channel = self._open_channel(self._address, self._tls.server_name)
         return self
 
     async def __aexit__(
@@ -205,6 +214,7 @@ class MeshClient:
         for stream in self._streams:
             stream.cancel()
         channel, self._channel = self._channel, None
+        await self._workers.close()
         if channel is not None:
             await channel.close()
 
@@ -221,8 +231,14 @@ class MeshClient:
         if deadline_s is not None and not 0 < deadline_s <= MAX_DEADLINE_S:
             raise ValueError(f"deadline_s must be in (0, {MAX_DEADLINE_S:.0f}]; got {deadline_s}")
         started_s = time.monotonic()
-        stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        call = stub.Generate(request, timeout=deadline_s, metadata=self._metadata(options))
+        metadata = self._metadata(options)
+        call: Call | DirectCall
+        if self._direct and self._reluctance.may_plan:
+            ways = Ways(self._channel, self._workers, self._reluctance)
+            call = DirectCall(ways, request, metadata, deadline_s)
+        else:
+            stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+            call = stub.Generate(request, timeout=deadline_s, metadata=metadata)
         stream = GenerationStream(call, started_s)
         self._streams.add(stream)
         return stream
@@ -234,7 +250,8 @@ class MeshClient:
                 pass
         return stream.answer
 
-    def _open_channel(self) -> grpc.aio.Channel:
+    def _open_channel(self, address: str, server_name: str | None) -> grpc.aio.Channel:
+        """Encrypted if this client is. `server_name`: None, where it is in the address."""
         options: list[tuple[str, int | str]] = [
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -243,10 +260,10 @@ class MeshClient:
         if not self._tls.enabled:
             if self._api_key:  # a proxy would read it
                 options.append(("grpc.enable_http_proxy", 0))
-            return grpc.aio.insecure_channel(self._address, options=options)
-        if self._tls.server_name:
-            options.append(("grpc.ssl_target_name_override", self._tls.server_name))
-        return grpc.aio.secure_channel(self._address, self._tls.read(), options=options)
+            return grpc.aio.insecure_channel(address, options=options)
+        if server_name:
+            options.append(("grpc.ssl_target_name_override", server_name))
+        return grpc.aio.secure_channel(address, self._tls.read(), options=options)
 
     def _metadata(self, options: Options) -> tuple[tuple[str, str], ...]:
         pairs = (
@@ -265,7 +282,7 @@ class GenerationStream:
     request wherever it is. Iterating raises MeshError.
     """
 
-    def __init__(self, call: Call, started_s: float) -> None:
+    def __init__(self, call: Call | DirectCall, started_s: float) -> None:
         self._call = call
         self._started_s = started_s
         self._first_token_s: float | None = None

@@ -13,12 +13,16 @@ from services.control.state import Members, MeshState, changed_config
 from services.control.store import Store
 from services.core.config import Snapshot, to_json
 from services.core.errors import Conflict
+from services.core.tickets import KeyRing, derive_ring
 from services.runtime import logs
 from services.runtime.logs import event
+from services.runtime.tickets import ring_to_proto
 
 # Between two pushes to one member: a burst of changes becomes one push.
 PUSH_INTERVAL_S = 0.01
 MAX_CHANGE_ATTEMPTS = 16
+# Who signs tickets, and who verifies them.
+_TICKET_ROLES = (control_pb2.MEMBER_ROLE_ROUTER, control_pb2.MEMBER_ROLE_WORKER)
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +38,8 @@ class Hub:
         self._state = MeshState(snapshot=store.subscribe(self))
         self._configuration = configuration_of(self._state.snapshot)
         self._membership = control_pb2.Membership()
+        self._ticket_keys = control_pb2.TicketKeys()
+        self._ring = KeyRing()
         logs.follow_level(self._state.snapshot.config.telemetry.log_level)
 
     @property
@@ -48,10 +54,24 @@ class Hub:
     def membership(self) -> control_pb2.Membership:
         return self._membership
 
+    @property
+    def ticket_keys(self) -> control_pb2.TicketKeys:
+        return self._ticket_keys
+
+    def renew_ticket_keys(self, now_s: float) -> None:
+        """`now_s`: Unix time. To be called often: it changes little."""
+        lifetime_s = self._state.snapshot.config.control.ticket_key_lifetime_s
+        ring = derive_ring(self._store.secret, now_s, lifetime_s)
+        if ring != self._ring:
+            self._ring = ring
+            self._ticket_keys = ring_to_proto(ring)
+            for session in self._sessions.values():
+                session.wake()
+
     @contextlib.contextmanager
     def session(self, member: control_pb2.Member) -> Iterator[Session]:
         """Make it a member for as long as the context is entered."""
-        session = Session(self, next(self._session_ids), member.id)
+        session = Session(self, next(self._session_ids), member)
         self._swap(self._state.seat(session.id, member))
         self._end_sessions(member.id)  # of the same member: it has come back before they ended
         self._sessions[session.id] = session
@@ -121,9 +141,10 @@ class Hub:
 class Session:
     """One Join stream, seen from here."""
 
-    def __init__(self, hub: Hub, session_id: int, member_id: str) -> None:
+    def __init__(self, hub: Hub, session_id: int, member: control_pb2.Member) -> None:
         self.id = session_id
-        self.member_id = member_id
+        self.member_id = member.id
+        self._wants_keys = member.role in _TICKET_ROLES
         self._hub = hub
         self._ended = False
         self._changed = asyncio.Event()
@@ -139,11 +160,16 @@ class Session:
         """What the member does not know yet, the latest only, until the session ends."""
         configuration: control_pb2.Configuration | None = None
         membership: control_pb2.Membership | None = None
+        ticket_keys: control_pb2.TicketKeys | None = None
         while not self._ended:
             self._changed.clear()
             if self._hub.configuration is not configuration:
                 configuration = self._hub.configuration
                 yield control_pb2.JoinResponse(configuration=configuration)
+            # Before the members, among whom are those to use them with.
+            if self._wants_keys and self._hub.ticket_keys is not ticket_keys:
+                ticket_keys = self._hub.ticket_keys
+                yield control_pb2.JoinResponse(ticket_keys=ticket_keys)
             if self._hub.membership is not membership:
                 membership = self._hub.membership
                 yield control_pb2.JoinResponse(membership=membership)

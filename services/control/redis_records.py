@@ -1,6 +1,7 @@
 """What control replicas keep in Redis, and the commands that read and write it.
 
 {firsttoken}:config             hash: generation, config_json
+{firsttoken}:ticket_secret      from which the keys that sign tickets are derived
 {firsttoken}:replicas           set of replica ids
 {firsttoken}:members:<replica>  a serialized Membership that expires
 {firsttoken}:changed            channel: "look again"
@@ -22,6 +23,7 @@ from firsttoken.control.v1 import control_pb2
 from services.control.state import Members
 
 CONFIG_KEY = "{firsttoken}:config"
+SECRET_KEY = "{firsttoken}:ticket_secret"
 REPLICAS_KEY = "{firsttoken}:replicas"
 MEMBERS_KEY = "{firsttoken}:members:"
 CHANNEL = "{firsttoken}:changed"
@@ -83,6 +85,14 @@ class RedisRecords:
     async def replace_config(self, old_generation: int, new: StoredConfig) -> bool:
         """False when `old_generation` is no longer the latest; nothing has changed then."""
         return bool(await self._run(_REPLACE, old_generation, *new, CHANNEL))
+
+    async def ensure_secret(self, default: bytes) -> bytes:
+        """The secret there is; `default` becomes it when there is none."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.set(SECRET_KEY, default, nx=True)
+            pipe.get(SECRET_KEY)
+            _, secret = await pipe.execute()
+        return bytes(secret or default)
 
     async def share_members(self, members: Members, *, announce: bool) -> None:
         """Renew the record of who has joined this replica, and tell the others on `announce`."""

@@ -36,6 +36,7 @@ from services.core.config import Snapshot, from_json, to_json
 from services.core.errors import InvalidArgument, Unavailable
 from services.core.redis_url import without_password
 from services.core.settings import MeshConfig
+from services.core.tickets import SECRET_BYTES
 from services.runtime.logs import event
 from services.runtime.startup import StartupError
 from services.runtime.tasks import end_tasks
@@ -64,6 +65,7 @@ class RedisStore:
         self._stored = StoredConfig(FIRST_GENERATION, to_json(config))
         self._snapshot = Snapshot(FIRST_GENERATION, config)
         self._listener: Listener | None = None
+        self.secret = secrets.token_bytes(SECRET_BYTES)
         self._members: Members = ()
         self._announced: Members = self._members
         self._answers = True
@@ -136,6 +138,7 @@ class RedisStore:
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
+                self.secret = await self._records.ensure_secret(self.secret)
                 return await self._records.ensure_config(self._stored)
             except FAILURES as error:
                 if time.monotonic() > deadline_s:
@@ -166,6 +169,7 @@ class RedisStore:
         await self._records.share_members(members, announce=members is not self._announced)
         self._announced = members
         self._adopt(await self._records.ensure_config(self._stored))
+        self.secret = await self._records.ensure_secret(self.secret)
         elsewhere = await self._records.members_elsewhere()
         if self._listener is not None:
             self._listener.joined_elsewhere(elsewhere)

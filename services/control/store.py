@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from types import TracebackType
 from typing import Protocol
 
@@ -9,6 +10,7 @@ from services.control.state import Members, first_snapshot
 from services.core.config import Snapshot
 from services.core.errors import Conflict
 from services.core.settings import MeshConfig
+from services.core.tickets import SECRET_BYTES
 
 
 class Listener(Protocol):
@@ -51,6 +53,11 @@ class Store(Protocol):
         """Let other replicas know who has joined this one."""
         ...
 
+    @property
+    def secret(self) -> bytes:
+        """From which all replicas derive the keys that sign tickets. Known once entered."""
+        ...
+
 
 class MemoryStore:
     """For one control process: a restart begins again at generation 1 from its file."""
@@ -58,6 +65,7 @@ class MemoryStore:
     def __init__(self, config: MeshConfig) -> None:
         self._snapshot = first_snapshot(config)
         self._listener: Listener | None = None
+        self.secret = secrets.token_bytes(SECRET_BYTES)
 
     async def __aenter__(self) -> MemoryStore:
         return self

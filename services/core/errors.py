@@ -7,6 +7,7 @@ MeshError                     INTERNAL             a defect of ours
 ├── Overloaded                RESOURCE_EXHAUSTED   RetryInfo: when to come back
 ├── Unavailable               UNAVAILABLE          RetryInfo when known
 ├── Conflict                  ABORTED              somebody else changed it first
+├── NotPossible               FAILED_PRECONDITION  not in this way, as things are
 └── DeadlineExceeded          DEADLINE_EXCEEDED
 
 Every error carries a `reason` in UPPER_SNAKE for programs (google.rpc.ErrorInfo)
@@ -80,6 +81,10 @@ class Unavailable(MeshError):
 
 class Conflict(MeshError):
     status = "ABORTED"
+
+
+class NotPossible(MeshError):
+    status = "FAILED_PRECONDITION"
 
 
 class DeadlineExceeded(MeshError):

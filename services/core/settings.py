@@ -97,6 +97,13 @@ class ControlSettings:
         form=REDIS_URL,
         at_start=True,
     )
+    ticket_key_lifetime_s: float = setting(
+        3600.0,
+        "How long routers sign tickets for workers with the same key.",
+        low=10,
+        high=30 * 86_400,
+        at_start=True,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +180,11 @@ class RouterSettings:
     )
     worker_wait_s: float = setting(
         10.0, "How long a request waits while no worker is ready at all.", low=0, high=3600
+    )
+    direct: bool = setting(
+        True,
+        "Let clients that ask for it fetch their answers from the workers themselves, past the"
+        " router. Not for tenants that have limits.",
     )
     max_attempts: int = setting(3, "Workers tried before the first token, at most.", low=1, high=16)
     max_migrations: int = setting(
@@ -486,6 +498,11 @@ class KvStoreSettings:
 class GatewaySettings:
     """The OpenAI-compatible HTTP edge."""
 
+    direct: bool = setting(
+        True,
+        "Fetch answers from the workers themselves, where router.direct lets it; else they come"
+        " through the router.",
+    )
     cors_origins: str = setting(
         "",
         "Origins whose pages may call from a browser, with spaces between; * is any. Empty: none.",

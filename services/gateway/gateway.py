@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+from firsttoken._workers import WorkerChannels
 from firsttoken.control.v1 import control_pb2
 from services.core.config import Snapshot
 from services.core.errors import MeshError
@@ -26,12 +27,17 @@ class Gateway:
     """Configuration and membership, each swapped whole when control pushes another."""
 
     def __init__(
-        self, snapshot: Snapshot, served: Served, channels: Channels, reporter: Reporter
+        self,
+        snapshot: Snapshot,
+        served: Served,
+        channels: Channels,
+        workers: WorkerChannels,
+        reporter: Reporter,
     ) -> None:
         self.served = served
         self.started_unix_s = int(time.time())
         self.reporter = reporter
-        self.routers = Routers(channels)
+        self.routers = Routers(channels, workers)
         self.members = read_members((), served.model)
         self.metrics = Metrics()
         self.metrics.watch("mesh_calls_in_flight", lambda: self.routers.num_calls)
@@ -73,6 +79,11 @@ class Gateway:
 
     def samples(self, caller: TraceContext) -> bool:
         return self.reporter.decide(caller, self.snapshot.config.telemetry.sample_ratio)
+
+    def may_fetch(self, tenant: Tenant) -> bool:
+        """Answers past the router. Where a tenant has limits, that one counts."""
+        limited = tenant.settings.max_concurrent or tenant.settings.requests_per_s
+        return self.settings.direct and not limited
 
     def authorize(self, exchange: Exchange) -> Tenant:
         """Raises ApiError for a caller that is nobody's. The router asks once more."""

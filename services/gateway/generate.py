@@ -14,6 +14,7 @@ from firsttoken.router.v1 import inference_pb2
 from services.core import attributes as names
 from services.core.ledger import Ledger, Segment
 from services.core.settings import GatewaySettings, TenantSettings
+from services.core.tenants import Tenant
 from services.gateway.accounts import journey_json, server_timing
 from services.gateway.errors import ApiError, ClientGone, from_mesh
 from services.gateway.exchange import Exchange
@@ -90,12 +91,12 @@ class Generation:
             self._account(error or self._exchange.error, code or self._exchange.error_code)
 
     async def _answer(self) -> None:
-        ask = await self._read()
+        tenant, ask = await self._read()
         exchange = self._exchange
         exchange.request_class = _CLASS_NAMES[ask.request_class]
         await inject(self._delay_ms.gateway_unowned)
         with spending(self._ledger, Segment.PREPROCESS):
-            telling, answers = self._prepare(ask)
+            telling, answers = self._prepare(ask, tenant)
         self._prepared_s = time.monotonic()
         self._ledgers += [self._beginning() for _ in answers[1:]]
         answer_all = self._stream if ask.told.stream else self._whole
@@ -105,7 +106,7 @@ class Generation:
             async with exchange.while_client_waits():
                 await answer_all(ask, telling, answers)
 
-    async def _read(self) -> Ask:
+    async def _read(self) -> tuple[Tenant, Ask]:
         gateway, exchange = self._gateway, self._exchange
         settings = gateway.settings
         with spending(self._ledger, Segment.PREPROCESS, since_s=exchange.arrived_s):
@@ -119,9 +120,9 @@ class Generation:
             ask = self._api.read(parse_body(body), gateway.served, settings)
             await inject(self._delay_ms.gateway_parse)
             _check_choices(len(ask.requests), tenant.settings)
-        return ask
+        return tenant, ask
 
-    def _prepare(self, ask: Ask) -> tuple[Telling, list[MeshAnswer]]:
+    def _prepare(self, ask: Ask, tenant: Tenant) -> tuple[Telling, list[MeshAnswer]]:
         gateway, exchange = self._gateway, self._exchange
         telling = self._api.tell(ask, gateway.served, gateway.snapshot.generation)
         self._telling = telling
@@ -132,6 +133,7 @@ class Generation:
                 request,
                 metadata,
                 timeout_s=gateway.settings.request_timeout_s,
+                direct=gateway.may_fetch(tenant),
                 delay_ms=self._delay_ms.gateway_to_router,
             )
             for request in ask.requests

@@ -7,13 +7,14 @@ import os
 import uuid
 from contextlib import AsyncExitStack
 
+from firsttoken._workers import WorkerChannels
 from firsttoken.control.v1 import control_pb2
 from services.gateway.app import Edge
 from services.gateway.gateway import Gateway
 from services.gateway.metrics import METRICS
 from services.gateway.served import load_served
 from services.gateway.server import HttpServer
-from services.runtime.channels import Channels
+from services.runtime.channels import Channels, open_channel
 from services.runtime.membership import ControlClient
 from services.runtime.reporter import Reporter
 from services.runtime.resource import Resource
@@ -60,7 +61,13 @@ class GatewayNode(Resource):
             load_served, config.mesh, max_context_tokens=config.worker.max_context_tokens
         )
         channels = await stack.enter_async_context(Channels(self._tls))
-        self._gateway = Gateway(control.snapshot, served, channels, reporter)
+        workers = WorkerChannels(
+            lambda address, server_name: open_channel(address, self._tls),
+            encrypted=self._tls is not None,
+            generation=lambda: self._tls.generation if self._tls else 0,
+        )
+        stack.push_async_callback(workers.close)
+        self._gateway = Gateway(control.snapshot, served, channels, workers, reporter)
         self._server = HttpServer(Edge(self._gateway), self._listen, config.gateway, tls=self._tls)
         self._gateway.watch_server(self._server)
         control.on_config(self._gateway.configure)

@@ -12,7 +12,9 @@ from typing import NamedTuple, TypeAlias
 
 import grpc
 
+from firsttoken._direct import DirectCall, Reluctance, Ways
 from firsttoken._errors import to_mesh_error
+from firsttoken._workers import WorkerChannels
 from firsttoken.client import MeshError
 from firsttoken.control.v1 import control_pb2
 from firsttoken.router.v1 import inference_pb2, inference_pb2_grpc
@@ -21,7 +23,7 @@ from services.runtime.channels import Channels
 from services.runtime.delays import inject
 
 Response: TypeAlias = inference_pb2.GenerateResponse
-Call: TypeAlias = "grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, Response]"
+Call: TypeAlias = "grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, Response] | DirectCall"
 
 # A router that is not there, or stops.
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
@@ -59,8 +61,10 @@ def read_members(members: Iterable[control_pb2.Member], model: str) -> Members:
 class Routers:
     """The ready ones, in turn, and the calls that are open at them."""
 
-    def __init__(self, channels: Channels) -> None:
+    def __init__(self, channels: Channels, workers: WorkerChannels) -> None:
         self._channels = channels
+        self._workers = workers
+        self._reluctance = Reluctance()
         self._ids: Mapping[str, str] = {}
         self._turn = itertools.count()
         self._calls: Counter[str] = Counter()
@@ -92,10 +96,18 @@ class Routers:
         request: inference_pb2.GenerateRequest,
         metadata: tuple[tuple[str, str], ...],
         timeout_s: float,
+        *,
+        direct: bool,
     ) -> Call:
-        """Release it in the end."""
-        stub = inference_pb2_grpc.InferenceServiceStub(self._channels.get(address))
-        call = stub.Generate(request, timeout=timeout_s, metadata=metadata)
+        """Release it in the end. `direct`: past the router, if the router plans it so."""
+        call: Call
+        channel = self._channels.get(address)
+        if direct and self._reluctance.may_plan:
+            ways = Ways(channel, self._workers, self._reluctance)
+            call = DirectCall(ways, request, metadata, timeout_s)
+        else:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            call = stub.Generate(request, timeout=timeout_s, metadata=metadata)
         self._calls[address] += 1
         return call
 
@@ -122,9 +134,11 @@ class MeshAnswer:
         metadata: tuple[tuple[str, str], ...],
         *,
         timeout_s: float,
+        direct: bool = False,
         delay_ms: float = 0.0,
     ) -> None:
         self._routers = routers
+        self._direct = direct
         self._delay_ms = delay_ms
         self._request = request
         self._metadata = metadata
@@ -171,7 +185,8 @@ class MeshAnswer:
             self.called_s = time.monotonic()
             await inject(self._delay_ms)
             self._call = self._routers.open(
-                address, self._request, self._metadata, deadline_s - self.called_s
+                *(address, self._request, self._metadata, deadline_s - self.called_s),
+                direct=self._direct,
             )
             try:
                 response = await _read(self._call, called_s=self.called_s)

@@ -25,7 +25,8 @@ class Part(NamedTuple):
 class Hop:
     """One request in one process."""
 
-    # "gateway.request", "router.generate", "tokenizer.encode", "worker.generate", "worker.prefill".
+    # "gateway.request", "router.generate", "router.plan", "tokenizer.encode",
+    # "worker.generate", "worker.prefill".
     name: str
     service: str
     member_id: str

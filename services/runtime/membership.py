@@ -17,12 +17,14 @@ from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from services.core.config import Snapshot, from_json
 from services.core.errors import InvalidArgument
 from services.core.settings import MeshConfig
+from services.core.tickets import KeyRing
 from services.runtime import logs
 from services.runtime.channels import open_channel
 from services.runtime.logs import event
 from services.runtime.probe import explain
 from services.runtime.startup import StartupError
 from services.runtime.tasks import end_tasks
+from services.runtime.tickets import ring_from_proto
 from services.runtime.tls import Tls
 
 JoinCall: TypeAlias = "grpc.aio.StreamStreamCall[control_pb2.JoinRequest, control_pb2.JoinResponse]"
@@ -76,6 +78,7 @@ class ControlClient:
         self._informed = asyncio.Event()
         self._on_config: list[Callable[[Snapshot], None]] = []
         self._on_members: list[Callable[[Members], None]] = []
+        self._ticket_keys = KeyRing()
         self._lost = False
         self._task: asyncio.Task[None] | None = None
 
@@ -121,6 +124,11 @@ class ControlClient:
     @property
     def members(self) -> Members:
         return self._members or ()
+
+    @property
+    def ticket_keys(self) -> KeyRing:
+        """None, unless this process is a router or a worker."""
+        return self._ticket_keys
 
     @property
     def member_id(self) -> str:
@@ -223,6 +231,8 @@ class ControlClient:
     def _receive(self, response: control_pb2.JoinResponse) -> None:
         if response.HasField("configuration"):
             self._configure(response.configuration)
+        elif response.HasField("ticket_keys"):
+            self._ticket_keys = ring_from_proto(response.ticket_keys)
         elif response.HasField("membership"):
             self._members = tuple(response.membership.members)
             for callback in self._on_members:

@@ -7,11 +7,13 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
+from typing import Any
 
 import grpc
 import pytest
 import pytest_asyncio
 
+from firsttoken._workers import WorkerChannels
 from firsttoken.control.v1 import control_pb2
 from firsttoken.router.v1 import inference_pb2, inference_pb2_grpc
 from router.node import RouterNode
@@ -21,7 +23,7 @@ from services.gateway.upstream import MeshAnswer, Response, Routers, merge, read
 from services.runtime.channels import Channels
 from services.runtime.membership import ControlClient
 from tests.gateway.edges import CHAT, Edge, chat_body, open_http, refusal, run_edge
-from tests.router.meshes import simulated
+from tests.router.meshes import configure, simulated
 from tests.runtime.ports import free_port
 from tests.runtime.processes import running
 from tests.runtime.waiting import eventually
@@ -76,8 +78,28 @@ async def test_a_router_that_cannot_be_reached_is_passed_over(edge: Edge) -> Non
     await edge.idle()
 
 
-async def test_a_router_that_dies_in_an_answer_is_named(edge: Edge) -> None:
+async def test_answers_from_workers_outlive_their_router(edge: Edge) -> None:
     body = chat_body(max_tokens=1000, ignore_eos=True, stream=True)
+    texts = await under_the_death_of_a_router(edge, body)
+
+    assert all("[DONE]" in text for text in texts)
+
+
+async def test_a_router_that_dies_in_an_answer_it_forwards_is_named(edge: Edge) -> None:
+    body = chat_body(max_tokens=1000, ignore_eos=True, stream=True)
+    await configure(edge.mesh.control.address, {"gateway.direct": "false"})
+    await eventually(lambda: not edge.node.gateway.settings.direct)
+    texts = await under_the_death_of_a_router(edge, body)
+    await configure(edge.mesh.control.address, {"gateway.direct": "true"})
+
+    lost = [text for text in texts if "[DONE]" not in text]
+    assert len(lost) == 1
+    assert "the router was lost in the middle of the answer" in lost[0]
+    assert '"code":"router_lost"' in lost[0]
+
+
+async def under_the_death_of_a_router(edge: Edge, body: dict[str, Any]) -> list[str]:
+    """Two answers, each begun with another router, of which one is killed."""
     async with (
         running("router", "--control", edge.mesh.control.address) as second,
         AsyncExitStack() as stack,
@@ -88,12 +110,8 @@ async def test_a_router_that_dies_in_an_answer_is_named(edge: Edge) -> None:
         answers = [await stack.enter_async_context(each) for each in asking]
         second.send(signal.SIGKILL)
         texts = [(await each.aread()).decode() for each in answers]
-
-    lost = [text for text in texts if "[DONE]" not in text]
-    assert len(lost) == 1
-    assert "the router was lost in the middle of the answer" in lost[0]
-    assert '"code":"router_lost"' in lost[0]
     await edge.idle()
+    return texts
 
 
 async def test_a_router_that_comes_back_at_its_address_is_met_at_once(edge: Edge) -> None:
@@ -141,6 +159,10 @@ async def test_a_mesh_without_routers_that_answer_says_so() -> None:
         assert not node.gateway.routers.num_calls
 
 
+def workers_of(channels: Channels) -> WorkerChannels:
+    return WorkerChannels(lambda address, _: channels.get(address), encrypted=False)
+
+
 class StuckRouter(inference_pb2_grpc.InferenceServiceServicer):
     """Its answers are whole, and never get a status."""
 
@@ -159,7 +181,7 @@ async def test_an_answer_that_is_whole_is_told_though_its_router_is_stuck(num_an
     await server.start()
     async with Channels() as channels, AsyncExitStack() as stack:
         stack.push_async_callback(server.stop, 0)
-        routers = Routers(channels)
+        routers = Routers(channels, workers_of(channels))
         routers.update({address: "stuck"})
         request = inference_pb2.GenerateRequest()
         answers = [MeshAnswer(routers, request, (), timeout_s=600.0) for _ in range(num_answers)]

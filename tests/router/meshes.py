@@ -120,11 +120,12 @@ class Mesh(NamedTuple):
 
 
 @asynccontextmanager
-async def run_mesh(config: MeshConfig) -> AsyncIterator[Mesh]:
+async def run_mesh(config: MeshConfig, *, direct: bool = False) -> AsyncIterator[Mesh]:
+    """`direct`: whether the client goes past the router."""
     async with (
         ControlNode(config=config) as control,
         RouterNode(control=control.address) as router,
-        MeshClient(router.address) as client,
+        MeshClient(router.address, direct=direct) as client,
     ):
         yield Mesh(control.address, router, client)
         await idle(router)

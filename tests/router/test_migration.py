@@ -73,7 +73,7 @@ async def test_the_next_worker_is_told_only_of_the_way_to_it(
     config = simulated(router=ROUND_ROBIN, timing={"decode_step_ms": 12.0})
     async with run_mesh(config) as mesh, run_victims(mesh) as victims:
         await victims.ready()
-        monkeypatch.setattr("router.journey.open_call", open_and_note)
+        monkeypatch.setattr("router.proxied.open_call", open_and_note)
         [answer] = await victims.disturb([("Tale", GREEDY)], "core", rng=random.Random(1), after=20)
 
     assert answer.migrations == 1

@@ -63,7 +63,7 @@ async def test_a_request_that_meets_a_defect_is_a_failed_span(
         collecting() as collector,
         mesh_of(traced(collector.endpoint), with_observer=True) as mesh,
     ):
-        monkeypatch.setattr("router.journey.make_request", make_request)
+        monkeypatch.setattr("router.proxied.make_request", make_request)
         with pytest.raises(MeshError, match="internal error") as failure:
             await mesh.client.complete("Hello")
     router = collector.named("router.generate")

@@ -111,6 +111,7 @@ class Member(_message.Message):
     MEMORY_SOCKET_FIELD_NUMBER: _builtins.int
     OPERATOR_ADDRESS_FIELD_NUMBER: _builtins.int
     HTTP_ADDRESS_FIELD_NUMBER: _builtins.int
+    DIRECT_ADDRESS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Unique for each incarnation of a process."""
     role: Global___MemberRole.ValueType
@@ -132,6 +133,8 @@ class Member(_message.Message):
     """Set for routers: host:port of RouterService, for the mesh's operators."""
     http_address: _builtins.str
     """Set for observers: host:port of the page and its API."""
+    direct_address: _builtins.str
+    """Set for workers that callers may reach: host:port of DirectService."""
     @_builtins.property
     def worker(self) -> Global___WorkerCapacity:
         """Set for workers."""
@@ -151,10 +154,11 @@ class Member(_message.Message):
         memory_socket: _builtins.str = ...,
         operator_address: _builtins.str = ...,
         http_address: _builtins.str = ...,
+        direct_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "detail", b"detail", "generation", b"generation", "http_address", b"http_address", "id", b"id", "memory_socket", b"memory_socket", "model", b"model", "operator_address", b"operator_address", "pid", b"pid", "role", b"role", "state", b"state", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "detail", b"detail", "direct_address", b"direct_address", "generation", b"generation", "http_address", b"http_address", "id", b"id", "memory_socket", b"memory_socket", "model", b"model", "operator_address", b"operator_address", "pid", b"pid", "role", b"role", "state", b"state", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -236,21 +240,27 @@ class JoinResponse(_message.Message):
 
     CONFIGURATION_FIELD_NUMBER: _builtins.int
     MEMBERSHIP_FIELD_NUMBER: _builtins.int
+    TICKET_KEYS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def configuration(self) -> Global___Configuration: ...
     @_builtins.property
     def membership(self) -> Global___Membership: ...
+    @_builtins.property
+    def ticket_keys(self) -> Global___TicketKeys:
+        """To routers and workers alone."""
+
     def __init__(
         self,
         *,
         configuration: Global___Configuration | None = ...,
         membership: Global___Membership | None = ...,
+        ticket_keys: Global___TicketKeys | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["configuration", b"configuration", "event", b"event", "membership", b"membership"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["configuration", b"configuration", "event", b"event", "membership", b"membership", "ticket_keys", b"ticket_keys"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["configuration", b"configuration", "event", b"event", "membership", b"membership"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["configuration", b"configuration", "event", b"event", "membership", b"membership", "ticket_keys", b"ticket_keys"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["configuration", "membership"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["configuration", "membership", "ticket_keys"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -302,6 +312,56 @@ class Membership(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Membership: _TypeAlias = Membership  # noqa: Y015
+
+@_typing.final
+class TicketKeys(_message.Message):
+    """With which routers sign tickets (firsttoken.direct.v1) and workers verify them. The next
+    one is told before anybody signs with it, and the last one is told for as long again.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    CURRENT_ID_FIELD_NUMBER: _builtins.int
+    current_id: _builtins.str
+    """Of those, the one to sign with."""
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___TicketKey]: ...
+    def __init__(
+        self,
+        *,
+        keys: _abc.Iterable[Global___TicketKey] | None = ...,
+        current_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current_id", b"current_id", "keys", b"keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TicketKeys: _TypeAlias = TicketKeys  # noqa: Y015
+
+@_typing.final
+class TicketKey(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    secret: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        secret: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "secret", b"secret"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TicketKey: _TypeAlias = TicketKey  # noqa: Y015
 
 @_typing.final
 class SetConfigRequest(_message.Message):

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from firsttoken.common.v1 import common_pb2 as firsttoken_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$firsttoken/router/v1/inference.proto\x12\x14\x66irsttoken.router.v1\x1a!firsttoken/common/v1/common.proto\"\x81\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1a.firsttoken.common.v1.ChatH\x00\x12\x13\n\ttoken_ids\x18\x04 \x01(\x0cH\x00\x12\x36\n\x08sampling\x18\x05 \x01(\x0b\x32$.firsttoken.common.v1.SamplingParams\x12\x39\n\rrequest_class\x18\x06 \x01(\x0e\x32\".firsttoken.common.v1.RequestClass\x12\x12\n\ncache_salt\x18\x07 \x01(\tB\x07\n\x05input\"}\n\x10GenerateResponse\x12,\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x1b.firsttoken.common.v1.ChunkH\x00\x12\x32\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1e.firsttoken.common.v1.FinishedH\x00\x42\x07\n\x05\x65vent2o\n\x10InferenceService\x12[\n\x08Generate\x12%.firsttoken.router.v1.GenerateRequest\x1a&.firsttoken.router.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$firsttoken/router/v1/inference.proto\x12\x14\x66irsttoken.router.v1\x1a!firsttoken/common/v1/common.proto\"\xb7\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1a.firsttoken.common.v1.ChatH\x00\x12\x13\n\ttoken_ids\x18\x04 \x01(\x0cH\x00\x12\x36\n\x08sampling\x18\x05 \x01(\x0b\x32$.firsttoken.common.v1.SamplingParams\x12\x39\n\rrequest_class\x18\x06 \x01(\x0e\x32\".firsttoken.common.v1.RequestClass\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x34\n\nresumption\x18\x08 \x01(\x0b\x32 .firsttoken.router.v1.ResumptionB\x07\n\x05input\"Y\n\nResumption\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x0c\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x12\x12\n\nanswer_ids\x18\x03 \x01(\x0c\x12\x19\n\x11\x61nswer_characters\x18\x04 \x01(\r\"E\n\x0bPlanRequest\x12\x36\n\x07request\x18\x01 \x01(\x0b\x32%.firsttoken.router.v1.GenerateRequest\"\xdb\x01\n\x0cPlanResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\x02 \x01(\x0c\x12\x0e\n\x06ticket\x18\x03 \x01(\x0c\x12\x13\n\x0bserver_name\x18\x04 \x01(\t\x12,\n\x06ledger\x18\x05 \x01(\x0b\x32\x1c.firsttoken.common.v1.Ledger\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x12\n\ntracestate\x18\x07 \x01(\t\x12\x30\n\x08\x66inished\x18\x08 \x01(\x0b\x32\x1e.firsttoken.common.v1.Finished\"}\n\x10GenerateResponse\x12,\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x1b.firsttoken.common.v1.ChunkH\x00\x12\x32\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1e.firsttoken.common.v1.FinishedH\x00\x42\x07\n\x05\x65vent2\xbe\x01\n\x10InferenceService\x12[\n\x08Generate\x12%.firsttoken.router.v1.GenerateRequest\x1a&.firsttoken.router.v1.GenerateResponse0\x01\x12M\n\x04Plan\x12!.firsttoken.router.v1.PlanRequest\x1a\".firsttoken.router.v1.PlanResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,9 +33,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'firsttoken.router.v1.infere
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST']._serialized_start=98
-  _globals['_GENERATEREQUEST']._serialized_end=355
-  _globals['_GENERATERESPONSE']._serialized_start=357
-  _globals['_GENERATERESPONSE']._serialized_end=482
-  _globals['_INFERENCESERVICE']._serialized_start=484
-  _globals['_INFERENCESERVICE']._serialized_end=595
+  _globals['_GENERATEREQUEST']._serialized_end=409
+  _globals['_RESUMPTION']._serialized_start=411
+  _globals['_RESUMPTION']._serialized_end=500
+  _globals['_PLANREQUEST']._serialized_start=502
+  _globals['_PLANREQUEST']._serialized_end=571
+  _globals['_PLANRESPONSE']._serialized_start=574
+  _globals['_PLANRESPONSE']._serialized_end=793
+  _globals['_GENERATERESPONSE']._serialized_start=795
+  _globals['_GENERATERESPONSE']._serialized_end=920
+  _globals['_INFERENCESERVICE']._serialized_start=923
+  _globals['_INFERENCESERVICE']._serialized_end=1113
 # @@protoc_insertion_point(module_scope)

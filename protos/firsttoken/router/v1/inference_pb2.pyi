@@ -10,10 +10,10 @@ import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 10):
-    from typing import TypeAlias as _TypeAlias
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    from typing_extensions import TypeAlias as _TypeAlias
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -28,6 +28,7 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     REQUEST_CLASS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    RESUMPTION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Empty: the mesh's only model."""
     text: _builtins.str
@@ -41,6 +42,10 @@ class GenerateRequest(_message.Message):
     def chat(self) -> _common_pb2.Chat: ...
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParams: ...
+    @_builtins.property
+    def resumption(self) -> Global___Resumption:
+        """Instead of all the above: a plan that came to nothing."""
+
     def __init__(
         self,
         *,
@@ -51,16 +56,123 @@ class GenerateRequest(_message.Message):
         sampling: _common_pb2.SamplingParams | None = ...,
         request_class: _common_pb2.RequestClass.ValueType = ...,
         cache_salt: _builtins.str = ...,
+        resumption: Global___Resumption | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "resumption", b"resumption", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "chat", b"chat", "input", b"input", "model", b"model", "request_class", b"request_class", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "chat", b"chat", "input", b"input", "model", b"model", "request_class", b"request_class", "resumption", b"resumption", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "chat", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class Resumption(_message.Message):
+    """A plan whose worker could not be reached, refused it, or died under the answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    ANSWER_IDS_FIELD_NUMBER: _builtins.int
+    ANSWER_CHARACTERS_FIELD_NUMBER: _builtins.int
+    call: _builtins.bytes
+    """As Plan gave them. The ticket may have expired."""
+    ticket: _builtins.bytes
+    answer_ids: _builtins.bytes
+    """What the caller has of the answer: packed little-endian uint32, and characters of its
+    text. Generation goes on behind it.
+    """
+    answer_characters: _builtins.int
+    def __init__(
+        self,
+        *,
+        call: _builtins.bytes = ...,
+        ticket: _builtins.bytes = ...,
+        answer_ids: _builtins.bytes = ...,
+        answer_characters: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_characters", b"answer_characters", "answer_ids", b"answer_ids", "call", b"call", "ticket", b"ticket"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Resumption: _TypeAlias = Resumption  # noqa: Y015
+
+@_typing.final
+class PlanRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request(self) -> Global___GenerateRequest:
+        """Without `resumption`."""
+
+    def __init__(
+        self,
+        *,
+        request: Global___GenerateRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanRequest: _TypeAlias = PlanRequest  # noqa: Y015
+
+@_typing.final
+class PlanResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    SERVER_NAME_FIELD_NUMBER: _builtins.int
+    LEDGER_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TRACESTATE_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """host:port of the worker's DirectService."""
+    call: _builtins.bytes
+    """To be passed on as they are."""
+    ticket: _builtins.bytes
+    server_name: _builtins.str
+    """The name in the worker's certificate, where the mesh has TLS."""
+    traceparent: _builtins.str
+    """W3C: metadata of the call at the worker."""
+    tracestate: _builtins.str
+    @_builtins.property
+    def ledger(self) -> _common_pb2.Ledger:
+        """The router's part of the time to the first token."""
+
+    @_builtins.property
+    def finished(self) -> _common_pb2.Finished:
+        """The router's part of what ends the answer, to be merged into the worker's."""
+
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        call: _builtins.bytes = ...,
+        ticket: _builtins.bytes = ...,
+        server_name: _builtins.str = ...,
+        ledger: _common_pb2.Ledger | None = ...,
+        traceparent: _builtins.str = ...,
+        tracestate: _builtins.str = ...,
+        finished: _common_pb2.Finished | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "ledger", b"ledger"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "call", b"call", "finished", b"finished", "ledger", b"ledger", "server_name", b"server_name", "ticket", b"ticket", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanResponse: _TypeAlias = PlanResponse  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):

@@ -45,6 +45,11 @@ class InferenceServiceStub(object):
                 request_serializer=firsttoken_dot_router_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=firsttoken_dot_router_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Plan = channel.unary_unary(
+                '/firsttoken.router.v1.InferenceService/Plan',
+                request_serializer=firsttoken_dot_router_dot_v1_dot_inference__pb2.PlanRequest.SerializeToString,
+                response_deserializer=firsttoken_dot_router_dot_v1_dot_inference__pb2.PlanResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer(object):
@@ -65,6 +70,16 @@ class InferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Plan(self, request, context):
+        """Plan does all that Generate does before it calls a worker, and leaves that call to
+        the client: DirectService.Generate of the worker at `address`, within a second. The
+        worker's slot is the plan's until then, and until the answer's end. What cannot be
+        planned is FAILED_PRECONDITION with the reason NO_DIRECT_PATH: call Generate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -72,6 +87,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=firsttoken_dot_router_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=firsttoken_dot_router_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Plan': grpc.unary_unary_rpc_method_handler(
+                    servicer.Plan,
+                    request_deserializer=firsttoken_dot_router_dot_v1_dot_inference__pb2.PlanRequest.FromString,
+                    response_serializer=firsttoken_dot_router_dot_v1_dot_inference__pb2.PlanResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -107,6 +127,33 @@ class InferenceService(object):
             '/firsttoken.router.v1.InferenceService/Generate',
             firsttoken_dot_router_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             firsttoken_dot_router_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Plan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/firsttoken.router.v1.InferenceService/Plan',
+            firsttoken_dot_router_dot_v1_dot_inference__pb2.PlanRequest.SerializeToString,
+            firsttoken_dot_router_dot_v1_dot_inference__pb2.PlanResponse.FromString,
             options,
             channel_credentials,
             insecure,

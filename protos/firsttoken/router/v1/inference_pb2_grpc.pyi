@@ -27,6 +27,12 @@ class InferenceServiceStub:
     A stream that ends without `finished` ended with an error status. Cancel the
     call to stop: the worker's slot and KV are free within one engine step.
     """
+    Plan: _aio.UnaryUnaryMultiCallable[_inference_pb2.PlanRequest, _inference_pb2.PlanResponse]
+    """Plan does all that Generate does before it calls a worker, and leaves that call to
+    the client: DirectService.Generate of the worker at `address`, within a second. The
+    worker's slot is the plan's until then, and until the answer's end. What cannot be
+    planned is FAILED_PRECONDITION with the reason NO_DIRECT_PATH: call Generate.
+    """
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     """InferenceService generates text on whichever worker answers soonest.
@@ -46,6 +52,18 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         """Generate streams an answer: chunks as tokens become ready, then `finished`.
         A stream that ends without `finished` ended with an error status. Cancel the
         call to stop: the worker's slot and KV are free within one engine step.
+        """
+
+    @_abc_1.abstractmethod
+    def Plan(
+        self,
+        request: _inference_pb2.PlanRequest,
+        context: _aio.ServicerContext[_inference_pb2.PlanRequest, _abc.Awaitable[_inference_pb2.PlanResponse]],
+    ) -> _abc.Awaitable[_inference_pb2.PlanResponse]:
+        """Plan does all that Generate does before it calls a worker, and leaves that call to
+        the client: DirectService.Generate of the worker at `address`, within a second. The
+        worker's slot is the plan's until then, and until the answer's end. What cannot be
+        planned is FAILED_PRECONDITION with the reason NO_DIRECT_PATH: call Generate.
         """
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _aio.Server) -> None: ...

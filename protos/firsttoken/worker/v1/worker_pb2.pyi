@@ -1044,6 +1044,180 @@ class KvTraffic(_message.Message):
 Global___KvTraffic: _TypeAlias = KvTraffic  # noqa: Y015
 
 @_typing.final
+class FollowPlansRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTER_ID_FIELD_NUMBER: _builtins.int
+    router_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        router_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["router_id", b"router_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowPlansRequest: _TypeAlias = FollowPlansRequest  # noqa: Y015
+
+@_typing.final
+class FollowPlansResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNNING_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def running(self) -> Global___PlansRunning:
+        """In the first message of a stream only: all of the router's plans that run. What it
+        knows to have begun and is not among them has ended.
+        """
+
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanEvent]: ...
+    def __init__(
+        self,
+        *,
+        running: Global___PlansRunning | None = ...,
+        events: _abc.Iterable[Global___PlanEvent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["running", b"running"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "running", b"running"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowPlansResponse: _TypeAlias = FollowPlansResponse  # noqa: Y015
+
+@_typing.final
+class PlansRunning(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        ids: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlansRunning: _TypeAlias = PlansRunning  # noqa: Y015
+
+@_typing.final
+class PlanEvent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    id: _builtins.bytes
+    @_builtins.property
+    def started(self) -> Global___PlanStarted: ...
+    @_builtins.property
+    def first_token(self) -> Global___PlanFirstToken: ...
+    @_builtins.property
+    def ended(self) -> Global___PlanEnded: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.bytes = ...,
+        started: Global___PlanStarted | None = ...,
+        first_token: Global___PlanFirstToken | None = ...,
+        ended: Global___PlanEnded | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "event", b"event", "first_token", b"first_token", "started", b"started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "event", b"event", "first_token", b"first_token", "id", b"id", "started", b"started"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "first_token", "ended"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___PlanEvent: _TypeAlias = PlanEvent  # noqa: Y015
+
+@_typing.final
+class PlanStarted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanStarted: _TypeAlias = PlanStarted  # noqa: Y015
+
+@_typing.final
+class PlanFirstToken(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEDGER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ledger(self) -> _common_pb2.Ledger:
+        """The worker's."""
+
+    def __init__(
+        self,
+        *,
+        ledger: _common_pb2.Ledger | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanFirstToken: _TypeAlias = PlanFirstToken  # noqa: Y015
+
+@_typing.final
+class PlanEnded(_message.Message):
+    """Once for each plan that started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FINISHED_FIELD_NUMBER: _builtins.int
+    ERROR_REASON_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    LEDGER_FIELD_NUMBER: _builtins.int
+    error_reason: _builtins.str
+    """Of one that is not: why, for programs and for people."""
+    error: _builtins.str
+    @_builtins.property
+    def finished(self) -> _common_pb2.Finished:
+        """Of an answer that is whole."""
+
+    @_builtins.property
+    def ledger(self) -> _common_pb2.Ledger:
+        """Of one that failed before the first token."""
+
+    def __init__(
+        self,
+        *,
+        finished: _common_pb2.Finished | None = ...,
+        error_reason: _builtins.str = ...,
+        error: _builtins.str = ...,
+        ledger: _common_pb2.Ledger | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "ledger", b"ledger"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "error_reason", b"error_reason", "finished", b"finished", "ledger", b"ledger"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanEnded: _TypeAlias = PlanEnded  # noqa: Y015
+
+@_typing.final
 class DrainRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -50,6 +50,11 @@ class WorkerServiceStub(object):
                 request_serializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.WatchRequest.SerializeToString,
                 response_deserializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.WatchResponse.FromString,
                 _registered_method=True)
+        self.FollowPlans = channel.unary_stream(
+                '/firsttoken.worker.v1.WorkerService/FollowPlans',
+                request_serializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.FollowPlansRequest.SerializeToString,
+                response_deserializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.FollowPlansResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/firsttoken.worker.v1.WorkerService/Drain',
                 request_serializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
@@ -89,6 +94,14 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FollowPlans(self, request, context):
+        """FollowPlans tells one router what becomes of its plans (firsttoken.direct.v1). All
+        that is ready comes at once; one stream per router.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Drain stops taking requests and answers when none is left, or when the
         call's deadline has passed.
@@ -114,6 +127,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.WatchRequest.FromString,
                     response_serializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.WatchResponse.SerializeToString,
+            ),
+            'FollowPlans': grpc.unary_stream_rpc_method_handler(
+                    servicer.FollowPlans,
+                    request_deserializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.FollowPlansRequest.FromString,
+                    response_serializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.FollowPlansResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -203,6 +221,33 @@ class WorkerService(object):
             '/firsttoken.worker.v1.WorkerService/Watch',
             firsttoken_dot_worker_dot_v1_dot_worker__pb2.WatchRequest.SerializeToString,
             firsttoken_dot_worker_dot_v1_dot_worker__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FollowPlans(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/firsttoken.worker.v1.WorkerService/FollowPlans',
+            firsttoken_dot_worker_dot_v1_dot_worker__pb2.FollowPlansRequest.SerializeToString,
+            firsttoken_dot_worker_dot_v1_dot_worker__pb2.FollowPlansResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -32,6 +32,10 @@ class WorkerServiceStub:
     blocks stored and evicted, exactly, and its load. A consumer that falls too
     far behind gets a new snapshot.
     """
+    FollowPlans: _aio.UnaryStreamMultiCallable[_worker_pb2.FollowPlansRequest, _worker_pb2.FollowPlansResponse]
+    """FollowPlans tells one router what becomes of its plans (firsttoken.direct.v1). All
+    that is ready comes at once; one stream per router.
+    """
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
     """Drain stops taking requests and answers when none is left, or when the
     call's deadline has passed.
@@ -72,6 +76,16 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Watch streams a snapshot of the worker's state, then what changes: cached
         blocks stored and evicted, exactly, and its load. A consumer that falls too
         far behind gets a new snapshot.
+        """
+
+    @_abc_1.abstractmethod
+    def FollowPlans(
+        self,
+        request: _worker_pb2.FollowPlansRequest,
+        context: _aio.ServicerContext[_worker_pb2.FollowPlansRequest, _abc.AsyncIterator[_worker_pb2.FollowPlansResponse]],
+    ) -> _abc.AsyncIterator[_worker_pb2.FollowPlansResponse]:
+        """FollowPlans tells one router what becomes of its plans (firsttoken.direct.v1). All
+        that is ready comes at once; one stream per router.
         """
 
     @_abc_1.abstractmethod
