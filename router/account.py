@@ -44,6 +44,11 @@ class Account:
         finished.migrations = self.outcome.num_migrations
         finished.routing.CopyFrom(self.outcome.routing())
 
+    def answered(self, grant: Grant) -> None:
+        """The first token has come from its worker."""
+        self._mesh.dispatcher.answered(grant.slot.worker)
+        grant.first_token()
+
     def learn(self, finished: common_pb2.Finished, grant: Grant) -> None:
         """From a worker's last message: what the worker had itself, what came out of a KV store,
         and who computed the prompt.

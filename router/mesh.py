@@ -10,10 +10,10 @@ from firsttoken.control.v1 import control_pb2
 from router.account import HOP_NAME
 from router.checks import Bounds
 from router.dispatch import Dispatcher
-from router.following import Direct, Following
 from router.knowledge import AnnouncedStore
 from router.limits import Lease, TenantLimits
 from router.outcome import Outcome
+from router.plan_following import Direct, Following
 from router.plans import Plans
 from router.recording import Recorder
 from router.reports import Tier

@@ -75,6 +75,16 @@ _PREPARING = Metric(
 _AT_WORKER = Metric(
     "firsttoken.router.worker.in_flight", "{request}", "Requests at each worker.", False
 )
+_PLANS = Metric(
+    "firsttoken.router.plans",
+    "{plan}",
+    "Answers that clients fetch themselves, by what became of it: answered, failed, expired (the"
+    " client did not come), lost (its worker could not say).",
+    True,
+)
+_OPEN_PLANS = Metric(
+    "firsttoken.router.plans.open", "{plan}", "Plans given out that have not ended.", False
+)
 # What each field of Stats is called and counts, for the observer.
 _OF_STATS = {
     "num_in_flight": Metric(
@@ -128,7 +138,10 @@ _OF_STATS = {
         "firsttoken.router.record.dropped", "{decision}", "Decisions not recorded.", True
     ),
 }
-METRICS = (*_OF_STATS.values(), _WAITING, _PREPARING, _AT_WORKER, LEAK)
+METRICS = (
+    *_OF_STATS.values(),
+    *(_WAITING, _PREPARING, _AT_WORKER, _PLANS, _OPEN_PLANS, LEAK),
+)
 
 
 def read_metrics(mesh: Mesh) -> Iterator[Sample]:
@@ -141,7 +154,11 @@ def read_metrics(mesh: Mesh) -> Iterator[Sample]:
     workers = (*dispatcher.workers, *dispatcher.prefill_workers)
     for worker in workers:
         yield Sample(_AT_WORKER.name, worker.in_flight, (("worker", worker.announced.id),))
+    for outcome, count in mesh.plans.counts.ended.items():
+        yield Sample(_PLANS.name, count, (("outcome", outcome),))
+    yield Sample(_OPEN_PLANS.name, mesh.plans.num_open)
     held = {
+        "plans": mesh.plans.num_open,
         "slots": sum(worker.in_flight for worker in workers),
         "places": dispatcher.num_pending,
         "errands": dispatcher.knowledge.num_errands,

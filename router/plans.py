@@ -1,6 +1,6 @@
 """Plans that are given out: planned, started, ended, expired. Each holds a worker's slot.
 
-What becomes of them, the workers tell (`following`). A plan that nobody begins expires; one
+What becomes of them, the workers tell (`plan_following`). A plan that nobody begins expires; one
 whose worker is gone has ended.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from firsttoken.common.v1 import common_pb2
 from firsttoken.direct.v1 import direct_pb2
@@ -35,6 +35,12 @@ class PlanCounts:
     failed: int = 0
     expired: int = 0
     lost: int = 0
+
+    @property
+    def ended(self) -> dict[str, int]:
+        outcomes = asdict(self)
+        del outcomes["planned"]
+        return outcomes
 
 
 class OpenPlan:
@@ -64,7 +70,7 @@ class OpenPlan:
         if not self._has_token:
             self._has_token = True
             self._spend(self._account.ledger, ledger)
-            self._grant.first_token()
+            self._account.answered(self._grant)
 
     def finish(self, finished: common_pb2.Finished) -> None:
         self.first_token(finished.ledger)

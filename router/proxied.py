@@ -166,8 +166,7 @@ class ProxiedJourney(Journey):
                 self._seen_s = now_s - called_s
             self._ledger.mark_first_token(now_s)
             await inject(self._delay_ms.router_to_client)
-            self._mesh.dispatcher.answered(grant.slot.worker)
-            grant.first_token()
+            self._account.answered(grant)
             await self._forward(call, message, grant)
         except grpc.aio.AioRpcError as error:
             # Once there is a first token, it is too late for the ledger.

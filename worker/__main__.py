@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
             listen=options.listen,
             cores_shared_by=parsed.cores_shared_by,
             role=Role(parsed.role),
-            tls=options.open_tls(),
+            tls=options.open_tls(parsed.direct_listen),
             direct_listen=parsed.direct_listen,
         ),
         options,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from services.core.metrics import LEAK, Labels, Metric, Sample
@@ -94,10 +95,16 @@ _FAILED = Metric(
 _WRITING = Metric(
     "firsttoken.worker.kv.writing", "{block}", "KV blocks that wait to be written.", False
 )
+_PLANS = Metric(
+    "firsttoken.worker.plans", "{request}", "Answers that callers fetch themselves, now.", False
+)
+_TICKETS = Metric(
+    "firsttoken.worker.tickets.refused", "{request}", "Calls whose ticket was not taken.", True
+)
 METRICS = (
     *(_BUSY, _STEPS, _LONGEST, _PREFILL_RATE, _REQUESTS, _QUEUED, _PROMPT, _DECODED, _CACHED),
     *(_RESERVED, _CAPACITY, _MOVING, _HANDOFFS, _LOADED, _STORED, _READ_RATE, _READ_LATENCY),
-    *(_CHOICES, _SPENT, _REGRET, _LOST, _FAILED, _WRITING, LEAK),
+    *(_CHOICES, _SPENT, _REGRET, _LOST, _FAILED, _WRITING, _PLANS, _TICKETS, LEAK),
 )
 
 
@@ -115,6 +122,9 @@ class Readings(NamedTuple):
     num_inbox_blocks: int
     handoffs_taken: int
     handoffs_given: int
+    num_plans: int = 0
+    # Calls, by the reason for which they were refused.
+    tickets_refused: Mapping[str, int] = MappingProxyType({})
 
 
 def read(now: Readings) -> Iterator[Sample]:
@@ -134,6 +144,9 @@ def read(now: Readings) -> Iterator[Sample]:
     yield Sample(_MOVING.name, load.num_outbox_blocks, _label("direction", "out"))
     yield Sample(_HANDOFFS.name, now.handoffs_taken, _label("role", "taken"))
     yield Sample(_HANDOFFS.name, now.handoffs_given, _label("role", "given"))
+    yield Sample(_PLANS.name, now.num_plans)
+    for reason, count in now.tickets_refused.items():
+        yield Sample(_TICKETS.name, count, _label("reason", reason))
     yield from _kv(now)
     yield from _leaks(now)
 

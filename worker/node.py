@@ -227,6 +227,8 @@ class WorkerNode(Resource):
                 num_inbox_blocks=inbox.num_slots - inbox.num_free,
                 handoffs_taken=self._servicer.handoffs.taken,
                 handoffs_given=self._servicer.handoffs.given,
+                num_plans=self._plans.num_running,
+                tickets_refused=self._desk.refused,
             )
         )
 

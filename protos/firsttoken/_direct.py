@@ -254,6 +254,7 @@ class DirectCall:
         if self._is_fetching:
             self._ways.reluctance.worked()
             finished.MergeFrom(self._planned.finished)
+            self._is_fetching = False  # its status is all that is left
 
     def _with_ledger(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
         """After the first token, time is no part of a ledger any more."""

@@ -172,6 +172,9 @@ class StuckRouter(inference_pb2_grpc.InferenceServiceServicer):
         yield response
         await asyncio.Event().wait()
 
+    async def Plan(self, request: object, context: object) -> inference_pb2.PlanResponse:
+        raise NotImplementedError
+
 
 @pytest.mark.parametrize("num_answers", [1, 4])
 async def test_an_answer_that_is_whole_is_told_though_its_router_is_stuck(num_answers: int) -> None:

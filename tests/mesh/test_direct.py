@@ -27,6 +27,7 @@ from tests.runtime.ports import free_port
 from tests.runtime.waiting import eventually
 
 DRAWN: Options = {"max_tokens": 40, "temperature": 1.0, "seed": 7, "ignore_eos": True}
+SAMPLING = common_pb2.SamplingParams(max_tokens=40, temperature=1.0, seed=7, ignore_eos=True)
 PROMPT = "The sea is wide and the sky above it is grey today. " * 8
 CONFIG = mesh_config.parse(
     {
@@ -179,8 +180,7 @@ async def test_who_cannot_reach_the_worker_is_answered_through_the_router(
     mesh: Mesh, is_known: bool
 ) -> None:
     undisturbed = await mesh.client.complete(PROMPT, **DRAWN)
-    request = inference_pb2.GenerateRequest(text=PROMPT)
-    request.sampling.CopyFrom(common_pb2.SamplingParams(**DRAWN))
+    request = inference_pb2.GenerateRequest(text=PROMPT, sampling=SAMPLING)
     async with (
         open_channel(mesh.router.address) as router,
         open_channel(f"127.0.0.1:{free_port()}") as nowhere,

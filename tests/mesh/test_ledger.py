@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import pytest
 import pytest_asyncio
 
-from firsttoken.client import Answer, MeshError, Prompt
+from firsttoken.client import Answer, MeshClient, MeshError, Prompt
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from services.core import config as mesh_config
 from services.core.ledger import Segment
@@ -85,6 +85,13 @@ async def plain(edge: Edge) -> Parts:
     return parts_of(await ask(edge, "The quick brown fox"))
 
 
+async def proxied(edge: Edge) -> Parts:
+    """Through the router, by a client that has a connection."""
+    async with MeshClient(edge.mesh.router.address, direct=False) as client:
+        await client.complete("The quick brown fox", max_tokens=1)
+        return parts_of(await client.complete("The quick brown fox", max_tokens=1))
+
+
 async def computed(edge: Edge) -> Parts:
     """In two steps, once the KV store has said that it has nothing."""
     return parts_of(await ask(edge, some_ids(STEP_TOKENS + 4)))
@@ -115,7 +122,7 @@ def smallest(several: list[Parts]) -> dict[str, float]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def before(edge: Edge) -> dict[Ask, dict[str, float]]:
-    kinds: tuple[Ask, ...] = (plain, computed, handed_off, streamed)
+    kinds: tuple[Ask, ...] = (plain, proxied, computed, handed_off, streamed)
     return {kind: await least(edge, kind, 6) for kind in kinds}
 
 
@@ -130,13 +137,14 @@ async def before(edge: Edge) -> dict[Ask, dict[str, float]]:
         ("router_check", plain, "preprocess"),
         ("router_check", streamed, "preprocess"),
         ("router_unowned", plain, "residual"),
+        ("router_unowned", proxied, "residual"),
         ("router_to_tokenizer", plain, "transfer"),
         ("tokenizer_encode", plain, "preprocess"),
         ("tokenizer_unowned", plain, "residual"),
         ("router_queue", plain, "queue"),
         ("router_route", plain, "route"),
-        ("router_to_worker", plain, "transfer"),
-        ("router_to_client", plain, "transfer"),
+        ("router_to_worker", proxied, "transfer"),
+        ("router_to_client", proxied, "transfer"),
         ("worker_unowned", plain, "residual"),
         ("worker_prefill_queue", plain, "prefill_queue"),
         ("worker_between_steps", computed, "prefill_queue"),
@@ -148,6 +156,7 @@ async def before(edge: Edge) -> dict[Ask, dict[str, float]]:
         ("worker_sampling", plain, "prefill"),
         ("worker_from_core", plain, "transfer"),
         ("worker_to_router", plain, "transfer"),
+        ("worker_to_router", proxied, "transfer"),
         ("handoff_reserve", handed_off, "kv_load"),
         ("handoff_call", handed_off, "transfer"),
         ("handoff_unowned", handed_off, "residual"),

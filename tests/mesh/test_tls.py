@@ -58,9 +58,12 @@ def tls(tmp_path: Path, ca: LocalCa) -> Tls:
 async def test_a_prompt_is_handed_off_over_tls(mesh_of: MeshFactory, tls: Tls) -> None:
     config = config_of(handoff_transport="grpc", handoff_min_tokens=1)
     async with mesh_of(config, num_prefill_workers=1, with_kvstore=True, tls=tls) as mesh:
+        plans = mesh.router.mesh.plans
+        await eventually(lambda: plans.address_of(mesh.workers[0].id))
         answer = await mesh.client.complete(PROMPT, max_tokens=8, ignore_eos=True)
 
     assert len(answer.token_ids) == 8
+    assert plans.counts.answered == 1
     assert answer.kv_path.handed_off
     assert answer.kv_path.transport == "grpc"
 

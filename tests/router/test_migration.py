@@ -59,6 +59,25 @@ async def test_answers_go_on_elsewhere_as_if_nothing_had_happened(part: str) -> 
     assert num_migrations >= 10
 
 
+@pytest.mark.parametrize("part", PARTS)
+async def test_answers_fetched_from_a_worker_that_dies_go_on_through_the_router(part: str) -> None:
+    rng = random.Random(part)
+    asked = [(f"Tale {number}", options) for number in range(2) for options in OPTIONS]
+    config = simulated(router=ROUND_ROBIN, timing={"decode_step_ms": 12.0})
+    async with run_mesh(config, direct=True) as mesh, run_victims(mesh) as victims:
+        plans = mesh.router.mesh.plans
+        await eventually(lambda: all(plans.address_of(each.announced.id) for each in mesh.workers))
+        before = plans.counts.planned
+        undisturbed = [await mesh.client.complete(prompt, **options) for prompt, options in asked]
+        assert plans.counts.planned == before + len(asked)
+        answers = await victims.disturb(asked, part, rng=rng, after=50)
+
+        assert list(map(said, answers)) == list(map(said, undisturbed))
+        assert {answer.migrations for answer in answers} == {0, 1}
+        await eventually(lambda: not plans.num_open)
+        assert plans.counts.failed + plans.counts.lost >= 1
+
+
 async def test_the_next_worker_is_told_only_of_the_way_to_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
