@@ -55,6 +55,11 @@ class Lease:
         moved, self._account = Lease(self._limits, self._account), None
         return moved
 
+    def refund(self) -> None:
+        """Of its tenant's bucket, what it took: the request comes again, another way."""
+        if self._account is not None:
+            self._limits._refund(self._account)
+
     def __enter__(self) -> Lease:
         return self
 
@@ -143,6 +148,10 @@ class TenantLimits:
         account.running -= 1
         if account.name in self._removed:
             self._forget_idle(account)
+
+    def _refund(self, account: _Account) -> None:
+        if account.settings.requests_per_s:
+            account.level = min(account.level + 1, float(account.settings.burst_requests))
 
     def _forget_idle(self, account: _Account) -> None:
         if not account.running:

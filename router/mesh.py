@@ -106,6 +106,10 @@ class Mesh:
         _lease.set(lease)
         return lease
 
+    def refund(self) -> None:
+        """The call that this task serves is none that counts."""
+        _lease.get().refund()
+
     def keep_lease(self) -> Lease:
         """Of the call that this task serves: to hold also when the call has ended."""
         return _lease.get().move()

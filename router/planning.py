@@ -29,9 +29,13 @@ class PlanningJourney(Journey):
     """Ends with a plan, which has the request's slot, lease and account from then on."""
 
     async def run(self) -> inference_pb2.PlanResponse:
-        with self._accounting():
-            self._check_possible(self._tenant.settings)
-            await self._check_and_serve()
+        try:
+            with self._accounting():
+                self._check_possible(self._tenant.settings)
+                await self._check_and_serve()
+        except NotPossible:
+            self._mesh.refund()
+            raise
         return self._response
 
     async def _serve(self, checked: Checked, checked_s: float) -> None:

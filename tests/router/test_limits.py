@@ -223,3 +223,23 @@ def test_anybody_is_unlimited_and_counted() -> None:
         with lease:
             pass
     assert limits.num_running == 0
+
+
+def test_a_lease_that_is_moved_is_held_by_the_other_alone() -> None:
+    limits = make_limits(max_concurrent=1)
+    with limits.enter("acme", 0.0) as lease:
+        moved = lease.move()
+    assert limits.running("acme") == 1
+    with moved:
+        assert admits(limits, 0.0) is None
+    assert limits.running("acme") == 0
+
+
+def test_what_is_refunded_was_never_taken() -> None:
+    limits = make_limits(requests_per_s=0.125, burst_requests=1)
+    for _ in range(3):
+        with limits.enter("acme", 0.0) as lease:
+            lease.refund()
+        limits.check_integrity()
+    assert admits(limits, 0.0)
+    assert admits(limits, 0.0) is None

@@ -63,7 +63,8 @@ async def test_a_request_that_meets_a_defect_is_a_failed_span(
         collecting() as collector,
         mesh_of(traced(collector.endpoint), with_observer=True) as mesh,
     ):
-        monkeypatch.setattr("router.proxied.make_request", make_request)
+        for way in ("planning", "proxied"):
+            monkeypatch.setattr(f"router.{way}.make_request", make_request)
         with pytest.raises(MeshError, match="internal error") as failure:
             await mesh.client.complete("Hello")
     router = collector.named("router.generate")
