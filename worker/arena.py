@@ -10,7 +10,6 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-import tempfile
 from typing import NamedTuple
 
 import numpy as np
@@ -77,5 +76,7 @@ def new_memory() -> int:
     """A descriptor of empty memory; the caller closes it."""
     if sys.platform == "linux":
         return os.memfd_create("firsttoken-kv", os.MFD_CLOEXEC)
+    import tempfile  # takes as long as the rest of this module's
+
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())

@@ -29,8 +29,9 @@ from services.core.settings import MeshConfig
 from services.runtime.startup import StartupError
 from worker.arena import BlockArena, new_memory
 from worker.engines.contract import Bytes, EngineInfo
+from worker.front_link import FrontLink
 from worker.inbox import Inbox
-from worker.link import FrontLink, LinkClosed
+from worker.link import LinkClosed
 from worker.messages import (
     Cancel,
     Command,

@@ -9,11 +9,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from typing import TYPE_CHECKING, Any
 
 from services.models.byte_level import spelled_bytes
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from tokenizers.pre_tokenizers import PreTokenizer
 
 
 class TokenType(enum.IntEnum):
@@ -36,14 +38,22 @@ _WHOLE = (TokenType.CONTROL, TokenType.USER_DEFINED)
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 EOS_SPELLINGS = ("<|im_end|>", "<|endoftext|>")
 
-_PRE_TOKENIZERS = {
-    "smollm": lambda: pre_tokenizers.Sequence(
+# Of a GGUF's metadata, what build_tokenizer alone needs, and is half of all strings.
+TO_ENCODE = ("tokenizer.ggml.merges",)
+
+
+def _smollm() -> PreTokenizer:
+    from tokenizers import pre_tokenizers
+
+    return pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
         ]
-    ),
-}
+    )
+
+
+_PRE_TOKENIZERS = {"smollm": _smollm}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +118,9 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
 
     Raises ValueError for a vocabulary of another kind.
     """
+    # Most that know a vocabulary encode nothing: they start without.
+    from tokenizers import AddedToken, Tokenizer, decoders, models
+
     tokens, types = _tokens(metadata)
     merges = [tuple(merge.split(" ")) for merge in _required(metadata, "tokenizer.ggml.merges")]
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}

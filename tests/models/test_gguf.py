@@ -76,6 +76,17 @@ def test_metadata_of_the_embedded_model() -> None:
     assert metadata["tokenizer.ggml.merges"][:2] == ["Ġ t", "Ġ a"]
 
 
+def test_strings_that_nobody_wants_are_walked_over(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(WHOLE)
+
+    expected = {key: value for key, (_, value) in EVERY_TYPE.items()} | {"strings": []}
+    assert read_metadata(path, without=("strings",)) == expected
+    path.write_bytes(head(pair("strings", 9, array(8, 2, text("a") + text("b")[:-1]))))
+    with pytest.raises(ValueError, match="ends early: 1 bytes wanted"):
+        read_metadata(path, without=("strings",))
+
+
 def test_file_cut_at_any_byte_is_refused(read: Callable[[bytes], dict[str, Any]]) -> None:
     for size in range(len(WHOLE)):
         with pytest.raises(ValueError, match=r"model\.gguf: (is no GGUF file|ends early)"):

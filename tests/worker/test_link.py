@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from worker.link import CoreLink, FrontLink, LinkClosed
+from worker.front_link import FrontLink
+from worker.link import CoreLink, LinkClosed
 from worker.messages import Cancel, Failed
 
 

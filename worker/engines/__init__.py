@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from services.core.errors import InvalidArgument
 from services.core.settings import MeshConfig
 from services.models.catalog import find_model
 from services.models.gguf import read_metadata
 from services.models.loading import load_vocabulary
+from services.models.vocabulary import TO_ENCODE
 from services.runtime.startup import StartupError
 from worker.engines.contract import Engine
-from worker.engines.llamacpp.context import Threads
-from worker.engines.llamacpp.engine import LlamaCppEngine
-from worker.engines.simulated import SimulatedEngine
+
+if TYPE_CHECKING:
+    from worker.engines.llamacpp.context import Threads
+
+# The engines are imported where they are opened: a worker has one of them, and its front,
+# which imports their contract, has none.
 
 
 def open_engine(config: MeshConfig, *, cores_shared_by: int) -> Engine:
@@ -25,8 +30,12 @@ def open_engine(config: MeshConfig, *, cores_shared_by: int) -> Engine:
     try:
         files = find_model(config.mesh.model)
         if config.worker.engine == "simulated":
+            from worker.engines.simulated import SimulatedEngine
+
             return SimulatedEngine(config, files.name, load_vocabulary(files))
-        metadata = read_metadata(files.gguf_path)
+        from worker.engines.llamacpp.engine import LlamaCppEngine
+
+        metadata = read_metadata(files.gguf_path, without=TO_ENCODE)
         threads = plan_threads(
             config.worker.threads, cores_shared_by=cores_shared_by, num_cores=_num_cores()
         )
@@ -37,6 +46,8 @@ def open_engine(config: MeshConfig, *, cores_shared_by: int) -> Engine:
 
 def plan_threads(setting: int, *, cores_shared_by: int, num_cores: int) -> Threads:
     """Threads of one worker; `setting` 0 gives each its share of the cores."""
+    from worker.engines.llamacpp.context import Threads
+
     num_threads = setting or max(1, num_cores // cores_shared_by)
     # Alone, spinning makes a step of several threads twice as fast. With more threads
     # than cores it takes the cores from those that have work.
