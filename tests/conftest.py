@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -13,15 +13,53 @@ from kvstore.node import KvStoreNode
 from router.node import RouterNode
 from services.control.node import ControlNode
 from services.core.settings import MeshConfig
+from services.gateway import served as gateway_served
+from services.models.catalog import Kind, ModelFiles
+from services.models.loading import load_tokenizer, load_vocabulary
+from services.observer import spelling as observer_spelling
 from services.observer.node import ObserverNode
 from services.runtime.tls import CA_FILE, Tls
+from services.tokenizer import node as tokenizer_node
 from services.tokenizer.node import TokenizerNode
 from tests.tokenizers import qwen3_folder, tekken_file
+from worker import node as worker_node
 from worker.node import Role, WorkerNode
 
 # A shared machine is slow at random: deadlines per example would fail at random too.
 settings.register_profile("firsttoken", deadline=None, max_examples=60)
 settings.load_profile("firsttoken")
+
+
+Loaded = TypeVar("Loaded")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def models_read_once() -> Iterator[None]:
+    """Each node of a mesh reads the model's vocabulary, and hundreds of meshes run in here.
+
+    What the reading gives is never written to; tests/models reads for itself.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        once = read_once(load_vocabulary)
+        for module in (gateway_served, observer_spelling, tokenizer_node, worker_node):
+            patch.setattr(module, "load_vocabulary", once, raising=False)
+        patch.setattr(tokenizer_node, "load_tokenizer", read_once(load_tokenizer), raising=False)
+        yield
+
+
+def read_once(load: Callable[[ModelFiles], Loaded]) -> Callable[[ModelFiles], Loaded]:
+    """Once for each GGUF file as it is now; what tests write themselves is read each time."""
+    loaded: dict[tuple[Path, int], Loaded] = {}
+
+    def load_once(files: ModelFiles) -> Loaded:
+        if files.kind is not Kind.GGUF:
+            return load(files)
+        key = (files.path, files.path.stat().st_mtime_ns)
+        if key not in loaded:
+            loaded[key] = load(files)
+        return loaded[key]
+
+    return load_once
 
 
 class Mesh(NamedTuple):
