@@ -14,7 +14,8 @@ from tests.cli.running import SERVE, Run
 
 @contextmanager
 def up(*options: str, directory: Path) -> Iterator[Run]:
-    run = Run("up", *options, "--exec", SERVE, directory=directory)
+    edges = ("--no-gateway", "--no-observer")
+    run = Run("up", *options, *edges, "--exec", SERVE, directory=directory)
     try:
         yield run
     finally:

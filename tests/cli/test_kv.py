@@ -18,6 +18,7 @@ Start = Callable[..., Run]
 Kv = Callable[..., Result]
 
 FIRSTTOKEN = shlex.join(COMMAND)
+SMALL = ("--engine", "simulated", "--workers", "1", "--no-gateway", "--no-observer")
 
 
 @pytest.fixture
@@ -183,7 +184,7 @@ def test_without_a_mesh_it_says_so() -> None:
 
 def test_without_a_store_it_says_so(start: Start) -> None:
     command = f"{FIRSTTOKEN} kv stats; {FIRSTTOKEN} kv match x --json"
-    run = start("up", "--engine", "simulated", "--workers", "1", "--no-kvstore", "--exec", command)
+    run = start("up", *SMALL, "--no-kvstore", "--exec", command)
     result = run.finish()
 
     assert result.status == 1
@@ -201,7 +202,7 @@ def test_a_store_that_hangs_is_named_and_is_no_success(start: Start) -> None:
         f'pid=$({FIRSTTOKEN} status --json | {sys.executable} -c "{find}"); kill -STOP $pid;'
         f" {FIRSTTOKEN} kv stats --json; status=$?; kill -CONT $pid; exit $status"
     )
-    run = start("up", "--engine", "simulated", "--workers", "1", "--exec", command)
+    run = start("up", *SMALL, "--exec", command)
     result = run.finish()
 
     [store] = result.json["stores"]

@@ -63,6 +63,7 @@ def test_hand_offs_and_blocks_are_counted(start: Start) -> None:
     wait = "until firsttoken status | grep -q '[1-9] of [0-9]* blocks in memory'; do :; done"
     run = start(
         *("up", "--engine", "simulated", "--workers", "1", "--prefill-workers", "1"),
+        *("--no-gateway", "--no-observer"),
         *(*assignments, "--exec", f"{generate} && {wait} && firsttoken status"),
     )
 

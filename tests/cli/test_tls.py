@@ -25,6 +25,9 @@ from tests.runtime.ports import free_port
 FIRSTTOKEN = shlex.join(COMMAND)
 FILES = (CA_FILE, CA_KEY_FILE, CERTIFICATE_FILE, KEY_FILE)
 SECRET = (CA_KEY_FILE, KEY_FILE)
+# The fewest processes that make a mesh, where the others do not matter.
+SMALLEST = ("--engine", "simulated", "--workers", "1", "--no-kvstore", "--no-gateway",
+    "--no-observer")  # fmt: skip
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -344,7 +347,7 @@ def test_up_tls_runs_a_command_against_its_mesh(start: Callable[..., Run]) -> No
 
 
 def test_up_says_what_is_open_and_how_to_call_it(start: Callable[..., Run], tmp_path: Path) -> None:
-    options = ("--engine", "simulated", "--workers", "1", "--port", "0", "--control-port", "0")
+    options = (*SMALLEST, "--port", "0", "--control-port", "0")
     where = tmp_path / "a place"
     plain = start("up", *options, "--no-prompt", "--exec", "true").finish()
     with_tls = start("up", *options, "--tls", str(where))
@@ -366,7 +369,7 @@ def test_up_says_what_is_open_and_how_to_call_it(start: Callable[..., Run], tmp_
 def test_up_is_quiet_about_openness_when_closed(start: Callable[..., Run], tmp_path: Path) -> None:
     config = tmp_path / "mesh.toml"
     config.write_text('[tenants.acme]\nidentities = "acme.example"\n')
-    options = ("--engine", "simulated", "--workers", "1", "--config", str(config))
+    options = (*SMALLEST, "--config", str(config))
     result = start("up", *options, "--tls", "--exec", "true").finish()
 
     assert result.status == 0, result.stderr
@@ -388,7 +391,7 @@ def test_tenants_are_known_by_their_certificates(start: Callable[..., Run], tmp_
         for name in ("acme.example", "other.example")
     )
     port = free_port()
-    options = ("--engine", "simulated", "--workers", "1", "--config", str(config))
+    options = (*SMALLEST, "--config", str(config))
     run = start("up", *options, "--tls", str(directory), "--mtls-port", str(port),
                 "--exec", f"PORT={port}; {calls}; true")  # fmt: skip
     result = run.finish()
@@ -420,8 +423,7 @@ def test_the_environment_gives_a_mesh_its_certificates(
 ) -> None:
     complete(tmp_path / "tls")
     env = {"FIRSTTOKEN_TLS_DIR": str(tmp_path / "tls")}
-    options = ("--engine", "simulated", "--workers", "1")
-    result = start("up", *options, "--exec", f"{FIRSTTOKEN} status --json", env=env).finish()
+    result = start("up", *SMALLEST, "--exec", f"{FIRSTTOKEN} status --json", env=env).finish()
 
     assert result.status == 0, result.stderr
     assert "nothing is encrypted" not in result.stderr

@@ -22,6 +22,9 @@ from tests.cli.running import COMMAND, SERVE, TIMEOUT_S, Endpoints, Run, run_to_
 Start = Callable[..., Run]
 
 SIMULATED = ("up", "--engine", "simulated")
+# Where the other services do not matter: each is a process that takes a second to start.
+WITHOUT_EDGES = (*SIMULATED, "--workers", "1", "--no-gateway", "--no-observer")
+SMALLEST = (*WITHOUT_EDGES, "--no-kvstore")
 ANY_PORTS = ("--port", "0", "--control-port", "0", "--http-port", "0", "--page-port", "0")
 FIRSTTOKEN = shlex.join(COMMAND)
 RESTART = ("ended (SIGKILL); starts again", "is back on")
@@ -99,7 +102,7 @@ def test_the_command_runs_against_the_ready_mesh_and_gives_its_status(start: Sta
 
 def test_prefill_workers_stand_beside_those_that_answer(start: Start) -> None:
     command = f"{FIRSTTOKEN} status --json"
-    run = start(*SIMULATED, "--workers", "1", "--prefill-workers", "2", "--exec", command)
+    run = start(*SMALLEST, "--prefill-workers", "2", "--exec", command)
 
     result = run.finish()
 
@@ -129,7 +132,7 @@ def test_without_a_command_it_answers_a_first_prompt_and_serves_until_a_signal(
 
 
 def test_http_is_ready_to_be_called_as_shown(start: Start) -> None:
-    run = start(*SIMULATED, "--workers", "1", "--no-prompt", *ANY_PORTS)
+    run = start(*SIMULATED, "--workers", "1", "--no-kvstore", "--no-prompt", *ANY_PORTS)
     assert run.process.stdout is not None
     said: list[str] = []
     while not any("print(answer" in line for line in said):
@@ -146,7 +149,7 @@ def test_http_is_ready_to_be_called_as_shown(start: Start) -> None:
 
 
 def test_http_can_be_left_out(start: Start) -> None:
-    run = start(*SIMULATED, "--no-gateway", "--exec", "echo [$FIRSTTOKEN_HTTP]")
+    run = start(*SMALLEST, "--exec", "echo [$FIRSTTOKEN_HTTP]")
 
     result = run.finish()
 
@@ -166,7 +169,7 @@ def test_the_logs_are_kept_and_named_when_the_command_fails(start: Start, tmp_pa
 
 
 def test_a_command_ended_by_a_signal_counts_as_the_shell_counts(start: Start) -> None:
-    assert start(*SIMULATED, "--workers", "1", "--exec", "kill -9 $$").finish().status == 137
+    assert start(*SMALLEST, "--exec", "kill -9 $$").finish().status == 137
 
 
 def test_progress_and_stopping_are_told_on_stderr_in_order(start: Start) -> None:
@@ -243,8 +246,8 @@ def test_options_override_the_file(start: Start, tmp_path: Path) -> None:
     file = tmp_path / "mesh.toml"
     file.write_text("[router]\nmax_queue = 5\nmax_attempts = 2\n")
     run = start(
-        *SIMULATED,
-        *("--config", str(file), "--workers", "1", "--set", "router.max_queue=6"),
+        *WITHOUT_EDGES,
+        *("--config", str(file), "--set", "router.max_queue=6"),
         *("--exec", f"{FIRSTTOKEN} config diff --json"),
     )
 
@@ -272,13 +275,13 @@ def test_nothing_survives_a_killed_command_and_the_next_one_works(start: Start) 
         15.0,
         lambda: f"{run.survivors()} still run",
     )
-    assert start(*SIMULATED, "--exec", "true").finish().status == 0
+    assert start(*SMALLEST, "--exec", "true").finish().status == 0
 
 
 def test_a_killed_command_takes_its_own_along_and_the_next_removes_its_folder(
     start: Start, tmp_path: Path
 ) -> None:
-    run = start(*SIMULATED, "--workers", "1", "--exec", f"{SERVE}; true")
+    run = start(*WITHOUT_EDGES, "--exec", f"{SERVE}; true")
     run.wait_until_serving()
     (left,) = tmp_path.iterdir()
     wait_for(lambda: is_watched(run), 15.0, lambda: f"nobody watches: {run.survivors()}")
@@ -286,17 +289,24 @@ def test_a_killed_command_takes_its_own_along_and_the_next_removes_its_folder(
     run.process.kill()
     run.wait_until_gone(60.0)
     assert left.exists()
-    status = start(*SIMULATED, "--workers", "1", "--exec", "true").finish().status
+    status = start(*SMALLEST, "--exec", "true").finish().status
 
     assert status == 0
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("number", "mesh"),
+    [
+        (signal.SIGTERM, SMALLEST),
+        (signal.SIGINT, (*SIMULATED, "--workers", "1")),
+        (signal.SIGHUP, SMALLEST),
+    ],
+)
 def test_a_signal_stops_the_command_and_the_mesh_in_order(
-    start: Start, number: signal.Signals
+    start: Start, number: signal.Signals, mesh: tuple[str, ...]
 ) -> None:
-    run = start(*SIMULATED, "--workers", "1", "--exec", SERVE)
+    run = start(*mesh, "--exec", SERVE)
     run.wait_until_serving()
 
     run.process.send_signal(number)
@@ -308,7 +318,7 @@ def test_a_signal_stops_the_command_and_the_mesh_in_order(
 
 
 def test_a_second_signal_kills(start: Start) -> None:
-    run = start(*SIMULATED, "--workers", "1", "--exec", SERVE)
+    run = start(*WITHOUT_EDGES, "--exec", SERVE)
     run.wait_until_serving()
     os.kill(services(run)["router"], signal.SIGSTOP)  # it will not stop when asked
 
@@ -348,7 +358,7 @@ def test_each_service_that_is_killed_is_started_again_and_the_mesh_answers(start
 
 
 def test_a_service_that_ends_too_often_stops_everything_with_status_3(start: Start) -> None:
-    run = start(*SIMULATED, "--workers", "1", "--exec", SERVE)
+    run = start(*SMALLEST, "--exec", SERVE)
     run.wait_until_serving()
 
     while run.process.poll() is None:
@@ -363,7 +373,7 @@ def test_a_service_that_ends_too_often_stops_everything_with_status_3(start: Sta
 
 
 def test_a_killed_redis_is_started_again(start: Start) -> None:
-    run = start(*SIMULATED, "--workers", "1", "--exec", SERVE)
+    run = start(*WITHOUT_EDGES, "--exec", SERVE)
     endpoints = run.wait_until_serving()
     assert run.process.stderr is not None
     wait_for(lambda: len(redis_of(run)) == 1, 15.0, lambda: "there is no Redis")
@@ -377,7 +387,7 @@ def test_a_killed_redis_is_started_again(start: Start) -> None:
 
 
 def test_the_mesh_goes_on_without_a_redis_that_ends_too_often(start: Start) -> None:
-    run = start(*SIMULATED, "--workers", "1", "--exec", SERVE)
+    run = start(*WITHOUT_EDGES, "--exec", SERVE)
     endpoints = run.wait_until_serving()
     assert run.process.stderr is not None
 
@@ -398,7 +408,7 @@ def test_the_mesh_goes_on_without_a_redis_that_ends_too_often(start: Start) -> N
 
 def test_a_mesh_may_keep_no_blocks_outside_its_workers(start: Start) -> None:
     command = f"{FIRSTTOKEN} status --json"
-    result = start(*SIMULATED, "--workers", "1", "--no-kvstore", "--exec", command).finish()
+    result = start(*SMALLEST, "--exec", command).finish()
 
     roles = [member["role"] for member in result.json["members"]]
     assert "kvstore" not in roles
@@ -410,8 +420,8 @@ def test_without_a_redis_on_the_machine_blocks_stay_in_memory(start: Start, tmp_
     shadow.mkdir(parents=True)
     (shadow / "__init__.py").write_text("raise ImportError('not for this platform')")
     run = start(
-        *SIMULATED,
-        *("--workers", "1", "--exec", "firsttoken status --json"),
+        *WITHOUT_EDGES,
+        *("--exec", "firsttoken status --json"),
         env={"PYTHONPATH": str(shadow.parent), "PATH": str(tmp_path)},
     )
 

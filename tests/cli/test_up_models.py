@@ -50,9 +50,10 @@ def test_chat_with_tools_is_answered_in_the_model_s_own_tokens(
     chat = tmp_path / "chat.json"
     chat.write_text(json.dumps(CHAT))
     ask = shlex.join([*COMMAND, "generate", "--json", "--max-tokens", "8", "--chat", str(chat)])
-    options = ("--engine", "simulated", "--workers", "1", "--set", f"mesh.model={path}")
+    smallest = ("--workers", "1", "--no-kvstore", "--no-gateway", "--no-observer")
+    options = ("--engine", "simulated", "--set", f"mesh.model={path}")
 
-    result = run_to_end("up", *options, "--exec", ask)
+    result = run_to_end("up", *smallest, *options, "--exec", ask)
 
     assert result.status == 0, result.stderr
     answer = result.json

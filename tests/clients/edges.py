@@ -48,7 +48,8 @@ class HttpEdge(NamedTuple):
 @contextmanager
 def run_http_edge(directory: Path, *arguments: str) -> Iterator[HttpEdge]:
     """`arguments`: of `firsttoken up`."""
-    run = Run("up", "--no-kvstore", "--exec", SERVE, *arguments, directory=directory)
+    options = ("--no-kvstore", "--no-observer", "--exec", SERVE)
+    run = Run("up", *options, *arguments, directory=directory)
     try:
         assert run.process.stdout is not None
         url = run.process.stdout.readline().strip()

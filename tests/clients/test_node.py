@@ -38,9 +38,10 @@ def test_a_node_client_generates_through_the_protos_alone(node: str) -> None:
     script = [node, str(CLIENT / "generate.mjs"), str(PROTOS), "$FIRSTTOKEN_ROUTER", prompt]
     command = " ".join(part if part.startswith("$") else shlex.quote(part) for part in script)
     up = [sys.executable, "-m", "services.cli.main", "up", "--engine", "simulated"]
+    smallest = ["--workers", "1", "--no-kvstore", "--no-gateway", "--no-observer"]
 
     result = subprocess.run(
-        [*up, "--workers", "1", "--exec", command], capture_output=True, text=True, timeout=120
+        [*up, *smallest, "--exec", command], capture_output=True, text=True, timeout=120
     )
 
     assert result.returncode == 0, result.stderr
