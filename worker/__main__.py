@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from services.runtime.allocator import keep_freed_memory
+from services.runtime.leaving import leave
 from services.runtime.process import add_options, read_options, run_node
 from worker.node import Role, WorkerNode
 
@@ -49,4 +50,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    leave(main())

@@ -16,6 +16,7 @@ from services.core import config as mesh_config
 from services.core.ledger import Segment
 from services.core.settings import DelaySettings, MeshConfig
 from services.runtime.allocator import keep_freed_memory
+from services.runtime.leaving import leave
 from services.runtime.startup import StartupError
 from worker.arena import ArenaLayout, BlockArena
 from worker.bubbles import LEAST_GAP_S, Gap, judge
@@ -395,4 +396,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    leave(main())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from services.control.configfile import read_config
 from services.control.node import ControlNode
 from services.core.settings import MeshConfig
+from services.runtime.leaving import leave
 from services.runtime.process import add_options, read_options, run_node
 
 
@@ -31,4 +31,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

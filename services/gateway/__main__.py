@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from services.gateway.node import GatewayNode
+from services.runtime.leaving import leave
 from services.runtime.process import add_options, read_options, run_node
 
 
@@ -24,4 +24,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

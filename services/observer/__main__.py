@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from services.observer.node import ObserverNode
+from services.runtime.leaving import leave
 from services.runtime.process import add_options, read_options, run_node
 from services.runtime.tls import require_private
 
@@ -41,4 +41,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
