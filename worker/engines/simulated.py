@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from services.core.settings import MeshConfig, SimulatedSettings
 from services.models.vocabulary import Vocabulary
@@ -95,14 +94,20 @@ class SimulatedEngine:
 
     def _compute(self, batch: Sequence[Work]) -> Logits:
         lengths = self._slots.lengths_after(batch)
-        digests = []
+        if len(lengths) < len(batch):
+            raise EngineFailure("a slot is in the step twice")
+        singles = [work for work in batch if len(work.tokens) == 1]
+        if singles:
+            tokens = np.concatenate([work.tokens for work in singles])
+            positions = [work.position for work in singles]
+            SequenceKV.append_each([self._kv[work.slot] for work in singles], positions, tokens)
         for work in batch:
-            self._kv[work.slot].append(work.position, work.tokens)
-            if work.wants_logits:
-                digests.append(self._kv[work.slot].digest)
+            if len(work.tokens) > 1:
+                self._kv[work.slot].append(work.position, work.tokens)
         self._slots.update(lengths)
+        digests = [self._kv[work.slot].digest for work in batch if work.wants_logits]
         logits = _logits(np.array(digests, np.uint64), width=len(self._silent))
-        logits[:, self._silent] = -np.inf
+        logits += self._silent
         return logits
 
     def export_blocks(self, slot: int, first: int, blocks: Sequence[Bytes]) -> None:
@@ -188,10 +193,10 @@ def _logits(digests: Words, *, width: int) -> Logits:
     return (words >> np.uint64(40)).astype(np.float32) * np.float32(LOGITS_RANGE / (1 << 24))
 
 
-def _silent(vocabulary: Vocabulary) -> npt.NDArray[np.bool_]:
-    """Of the ids whose logits are given, those never generated.
+def _silent(vocabulary: Vocabulary) -> Logits:
+    """What is added to the logits of all ids that have one, so that some are never generated.
 
-    They are control tokens, and what is no readable text by itself.
+    Those are control tokens, and what is no readable text by itself.
     """
     silent: list[bool] = []
     for token_id, text in enumerate(vocabulary.token_bytes):
@@ -199,7 +204,7 @@ def _silent(vocabulary: Vocabulary) -> npt.NDArray[np.bool_]:
         if whole and len(silent) - sum(silent) >= MIN_READABLE_IDS:
             break
         silent.append(token_id in vocabulary.special_token_ids or not _is_readable(text))
-    return np.array(silent)
+    return np.where(np.array(silent), -np.inf, 0.0).astype(np.float32)
 
 
 def _is_readable(text: bytes) -> bool:

@@ -48,6 +48,25 @@ class SequenceKV:
             self._take_in(free[: len(written)])
             position += len(written)
 
+    @staticmethod
+    def append_each(
+        sequences: Sequence[SequenceKV], positions: Sequence[int], tokens: TokenArray
+    ) -> None:
+        """A token to each, all of one engine and none of them twice."""
+        steps = mix(tokens.astype(np.uint64) << np.uint64(32) | np.array(positions, np.uint64))
+        last_hashes = np.array([each._last_hash for each in sequences], np.uint64)
+        rows = sequences[0]._rows(steps + last_hashes)
+        written = np.zeros((len(rows), HASH_BYTES), np.uint8)
+        for sequence, position, row, back in zip(sequences, positions, rows, written, strict=True):
+            place = sequence._row(position)
+            place[:] = row
+            back[: len(row)] = place[:HASH_BYTES]
+        hashes = written.view("<u8")[:, 0]
+        mixed = mix(hashes).tolist()
+        for sequence, last_hash, word in zip(sequences, hashes.tolist(), mixed, strict=True):
+            sequence.digest = (sequence.digest + word) & _WORD
+            sequence._last_hash = last_hash
+
     def load(self, blocks: Sequence[Bytes]) -> None:
         """Add copies of `blocks`, the last of which may be whole rows only."""
         for block in blocks:
@@ -55,6 +74,13 @@ class SequenceKV:
             copy[: block.size] = block
             self.blocks.append(copy)
             self._take_in(self._table(-1)[: block.size // self._token_bytes])
+
+    def _row(self, position: int) -> Bytes:
+        """Where the next token's goes."""
+        block, row = divmod(position, self._block_tokens)
+        if block == len(self.blocks):
+            self.blocks.append(np.empty(self._block_tokens * self._token_bytes, np.uint8))
+        return self.blocks[block][row * self._token_bytes : (row + 1) * self._token_bytes]
 
     def _table(self, block: int) -> Bytes:
         return self.blocks[block].reshape(self._block_tokens, self._token_bytes)
@@ -76,6 +102,10 @@ class SequenceKV:
 def mix(words: Words) -> Words:
     """The finalizer of splitmix64: each bit of a result depends on all bits of its word."""
     words = words + np.uint64(0x9E3779B97F4A7C15)
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    # In place: a step of many sequences has many of them.
+    words ^= words >> np.uint64(30)
+    words *= np.uint64(0xBF58476D1CE4E5B9)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(0x94D049BB133111EB)
+    words ^= words >> np.uint64(31)
+    return words
