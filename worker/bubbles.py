@@ -15,7 +15,7 @@ from services.core.ledger import Interval, Segment
 from worker import sequence as request
 from worker.messages import Bubble
 
-# Shorter gaps are the loop's own work between two steps.
+# Shorter gaps are the loop's own work between two steps: see ShortGaps.
 LEAST_GAP_S = 0.0005
 # The stage that holds the work of requests that are already answering.
 CORE = "core"
@@ -31,6 +31,21 @@ class Gap(NamedTuple):
     @property
     def duration_s(self) -> float:
         return self.ended_s - self.began_s
+
+
+class ShortGaps:
+    """Gaps not worth looking into one by one. There is one between any two steps."""
+
+    def __init__(self) -> None:
+        self._sum_s = 0.0
+
+    def add(self, gap: Gap) -> list[Bubble]:
+        """Told when they make a long one together."""
+        self._sum_s += gap.duration_s
+        if self._sum_s < LEAST_GAP_S:
+            return []
+        bubble, self._sum_s = Bubble(CORE, self._sum_s), 0.0
+        return [bubble]
 
 
 def lay_out(before: Before, arrived_s: float) -> list[Interval]:

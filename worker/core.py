@@ -19,9 +19,9 @@ from services.runtime.allocator import keep_freed_memory
 from services.runtime.leaving import leave
 from services.runtime.startup import StartupError
 from worker.arena import ArenaLayout, BlockArena
-from worker.bubbles import LEAST_GAP_S, Gap, judge
+from worker.bubbles import LEAST_GAP_S, Gap, ShortGaps, judge
 from worker.engines import open_engine
-from worker.engines.contract import Engine, EngineFailure
+from worker.engines.contract import Engine, EngineFailure, Work
 from worker.link import CoreLink, LinkClosed
 from worker.messages import (
     Cancel,
@@ -41,13 +41,13 @@ from worker.messages import (
     StagedBlock,
     Started,
     Submit,
-    Token,
+    TokenLogprobs,
 )
 from worker.outbox import Outbox
 from worker.pool import BlockPool
 from worker.prefix_cache import PrefixCache, TokenNames
 from worker.reports import Counters, PendingReport, first_token_times
-from worker.sampling import Row, Sampled, sample
+from worker.sampling import sample
 from worker.scheduler import Scheduler, StepBudget
 from worker.sequence import Sequence
 from worker.steps import Ended, Kinds, Steps
@@ -80,6 +80,7 @@ class EngineCore:
         self._transfers = Transfers(engine.transport)
         self._counters = Counters()
         self._pending = PendingReport()
+        self._short_gaps = ShortGaps()
 
     def run(self) -> None:
         """Until the front closes the link."""
@@ -87,15 +88,17 @@ class EngineCore:
         while True:
             self._obey(self._link.receive(wait_s=0 if moved else self._patience_s()))
             self._pending.transfers += self._transfers.settle()
+            # Of an engine that computes by itself: it is not to wait for what we say of it.
+            if self._end_steps() and self._is_slot_due():
+                self._publish()
+                self._settle()
             self._admit()
             self._join_all()
             for kinds in self._steps.free():
                 self._begin(kinds)
-            ended = self._steps.ended()
-            for step in ended:
-                self._end(step)
+            moved = self._end_steps()
             self._publish()
-            moved = self._settle() or bool(ended)
+            moved = self._settle() or moved
 
     def _patience_s(self) -> float | None:
         """How long to wait for the front with nothing else to do."""
@@ -220,13 +223,30 @@ class EngineCore:
         if any(item.work.wants_logits for item in prompts):
             _delay(self._delay_ms.worker_prefill)
         gap = self._steps.begin(kinds, planned)
-        if gap is not None and gap.duration_s >= LEAST_GAP_S:
+        if gap is not None:
             self._charge(gap)
 
     def _charge(self, gap: Gap) -> None:
-        for bubble in judge(gap, self._scheduler.everyone()):
+        if gap.duration_s < LEAST_GAP_S:
+            bubbles = self._short_gaps.add(gap)
+        else:
+            bubbles = judge(gap, self._scheduler.everyone())
+        for bubble in bubbles:
             self._counters.add_bubble(bubble)
-            self._pending.bubbles.append(bubble)
+        self._pending.bubbles += bubbles
+
+    def _end_steps(self) -> bool:
+        """Whether any has ended."""
+        ended = self._steps.ended()
+        for step in ended:
+            self._end(step)
+        return bool(ended)
+
+    def _is_slot_due(self) -> bool:
+        """Somebody waits for a slot that is as good as free."""
+        return self._scheduler.num_waiting > 0 and any(
+            each.finished or each.cancelled for each in self._scheduler.running()
+        )
 
     def _end(self, step: Ended) -> None:
         """Count what went through the engine, and take its answers."""
@@ -237,41 +257,45 @@ class EngineCore:
         )
         self._counters.add_step(step)
         for sequence, work in step.planned:
-            prefilling = sequence.prefilling
-            sequence.num_computed += len(work.tokens)
-            if prefilling:
-                sequence.num_evaluated += len(work.tokens)
-                self._drop_passed(sequence)
-                if not work.wants_logits:
-                    sequence.phases.enter(Segment.PREFILL_QUEUE, step.ended_s)
-                    _delay(self._delay_ms.worker_between_steps)
-                    sequence.end_if_answering(time.monotonic())
-            if prefilling and (sequence.loading or sequence.for_another):
-                self._pending.progress.append(Progress(sequence.request_id, sequence.num_computed))
-        answering = [item.sequence for item in step.planned if item.work.wants_logits]
-        if any(not each.has_first_token for each in answering):
+            if sequence.prefilling:
+                self._advance_prompt(sequence, work, step.ended_s)
+            else:
+                sequence.num_computed += 1
+        answering = [sequence for sequence, work in step.planned if work.wants_logits]
+        if step.num_prompt and any(not each.has_first_token for each in answering):
             _delay(self._delay_ms.worker_sampling)
-        rows = [Row(each.submit.sampling, each.submit.token_ids, each.answer) for each in answering]
-        for sequence, sampled in zip(answering, sample(step.logits, rows), strict=True):
-            self._accept(sequence, sampled, step)
+        sampled = sample(step.logits, [each.row for each in answering])
+        for sequence, (token_id, logprobs) in zip(answering, sampled, strict=True):
+            self._accept(sequence, token_id, logprobs, step)
 
-    def _accept(self, sequence: Sequence, sampled: Sampled, step: Ended) -> None:
-        first = None
+    def _advance_prompt(self, sequence: Sequence, work: Work, ended_s: float) -> None:
+        sequence.num_computed += len(work.tokens)
+        sequence.num_evaluated += len(work.tokens)
+        self._drop_passed(sequence)
+        if not work.wants_logits:
+            sequence.phases.enter(Segment.PREFILL_QUEUE, ended_s)
+            _delay(self._delay_ms.worker_between_steps)
+            sequence.end_if_answering(time.monotonic())
+        if sequence.loading or sequence.for_another:
+            self._pending.progress.append(Progress(sequence.request_id, sequence.num_computed))
+
+    def _accept(
+        self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None, step: Ended
+    ) -> None:
+        first = params = None
         if not sequence.has_first_token:
             first = first_token_times(sequence, step.ended_s, time.monotonic())
-        finish = sequence.finish_after(sampled.token_id, self._info)
-        sequence.answer.append(sampled.token_id)
-        sequence.finished = bool(finish) or sequence.for_another
-        params = None
-        if finish or sequence.submit.offer:
-            self._outbox.forgive(sequence)
-        if not finish and sequence.submit.offer:
-            params = self._transfers.offer(sequence, sampled.token_id)
-        token = Token(
-            *(sequence.request_id, sampled.token_id, finish, sampled.logprobs, first),
-            *(step.began_s, params),
+        finish = sequence.finish_after(token_id, self._info)
+        sequence.answer.append(token_id)
+        if finish or sequence.for_another:
+            sequence.finished = True
+            if finish or sequence.submit.offer:
+                self._outbox.forgive(sequence)
+            if not finish and sequence.submit.offer:
+                params = self._transfers.offer(sequence, token_id)
+        self._pending.tokens.append(
+            (sequence.request_id, token_id, finish, logprobs, first, step.began_s, params)
         )
-        self._pending.tokens.append(token)
 
     def _publish(self) -> None:
         events = self._pool.take_events()
@@ -290,12 +314,14 @@ class EngineCore:
         for sequence in running:
             if sequence.for_another:
                 self._export(sequence)
-        for sequence in running:
+        due = [each for each in running if self._cache.due(each)]
+        for sequence in due:
             self._keep(sequence)
         ended = [each for each in running if self._is_over(each)]
         for sequence in ended:
             self._release(sequence)
-        self._publish()
+        if due or ended:
+            self._publish()
         return bool(ended)
 
     def _export(self, sequence: Sequence) -> None:
@@ -311,11 +337,12 @@ class EngineCore:
             sequence.wait(time.monotonic())
 
     def _is_over(self, sequence: Sequence) -> bool:
+        if not (sequence.finished or sequence.cancelled):
+            return False
         if sequence.cancelled:
             return not self._steps.holds(sequence)
         # Another worker may not yet have got all its KV.
-        awaited = self._outbox.owes(sequence) or sequence.transferring
-        return sequence.finished and not awaited
+        return not (self._outbox.owes(sequence) or sequence.transferring)
 
     def _cancel(self, request_id: int) -> None:
         sequence = self._scheduler.find(request_id)
@@ -325,16 +352,15 @@ class EngineCore:
         if not self._steps.holds(sequence):
             self._release(sequence)
 
-    def _keep(self, sequence: Sequence, *, ending: bool = False) -> None:
-        """Export the full blocks that the pool lacks, once they are due."""
-        if self._cache.due(sequence, ending=ending):
-            first, places = self._cache.keep(sequence)
-            if places:
-                self._engine.export_blocks(sequence.slot, first, places)
+    def _keep(self, sequence: Sequence) -> None:
+        """Export the full blocks that the pool lacks."""
+        first, places = self._cache.keep(sequence)
+        if places:
+            self._engine.export_blocks(sequence.slot, first, places)
 
     def _release(self, sequence: Sequence) -> None:
-        if sequence.finished:
-            self._keep(sequence, ending=True)
+        if sequence.finished and self._cache.due(sequence, ending=True):
+            self._keep(sequence)
         self._scheduler.remove(sequence.request_id)
         if sequence.slot >= 0:
             self._transfers.give_up(sequence)

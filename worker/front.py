@@ -44,6 +44,7 @@ from worker.messages import (
     StepReport,
     StoredBlock,
     Submit,
+    to_token,
 )
 from worker.requests import Prompt
 from worker.stream import TokenStream
@@ -317,10 +318,10 @@ class EngineFront:
         self._on_core(False)
 
     def _deliver(self, report: StepReport) -> None:
-        for token in report.tokens:
-            stream = self._streams.get(token.request_id)
+        for plain in report.tokens:
+            stream = self._streams.get(plain[0])
             if stream is not None:
-                stream.push(token)
+                stream.push(to_token(plain))
         self._deliver_blocks(report)
         self._held.difference_update(report.released)
         if not self._held:

@@ -204,6 +204,19 @@ class Token(NamedTuple):
     params: DisaggregatedParams | None = None
 
 
+# A Token without its class. There is one for each sequence and step: a NamedTuple takes ten
+# times as long to make, and to pickle.
+PlainToken: TypeAlias = (
+    "tuple[int, int, str, TokenLogprobs | None, FirstTokenTimes | None, float,"
+    " DisaggregatedParams | None]"
+)
+
+
+def to_token(plain: PlainToken) -> Token:
+    token: Token = tuple.__new__(Token, plain)
+    return token
+
+
 class CoreLoad(NamedTuple):
     """Fields as in firsttoken.worker.v1.Load."""
 
@@ -279,7 +292,7 @@ class TransferDone(NamedTuple):
 class StepReport(NamedTuple):
     """All that one turn of the loop produced."""
 
-    tokens: list[Token]
+    tokens: list[PlainToken]
     # Requests gone since the last report (finished or cancelled): their slot and KV are free.
     released: list[int]
     # In order: blocks that entered the cache, and the prefix keys of those that left it.

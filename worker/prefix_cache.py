@@ -62,6 +62,8 @@ class PrefixCache:
     def num_to_compute(self, sequence: Sequence) -> int:
         """Tokens of its prompt that are left for it, as things stand."""
         known = sequence.num_computed
+        if known >= sequence.num_input:
+            return 0
         if not sequence.begun:
             known = max(known, self._look(sequence) * self._block_tokens)
         return max(0, sequence.num_input - known)

@@ -9,10 +9,10 @@ from worker.messages import (
     CoreLoad,
     ExportedBlock,
     FirstTokenTimes,
+    PlainToken,
     Progress,
     Started,
     StepReport,
-    Token,
     TransferDone,
 )
 from worker.pool import BlockPool, PoolEvents
@@ -29,7 +29,7 @@ class PendingReport:
         self._reported: CoreLoad | None = None
 
     def _clear(self) -> None:
-        self.tokens: list[Token] = []
+        self.tokens: list[PlainToken] = []
         self.released: list[int] = []
         self.started: list[Started] = []
         self.progress: list[Progress] = []

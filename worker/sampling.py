@@ -41,6 +41,14 @@ class Row(NamedTuple):
     sampling: Sampling
     prompt_ids: TokenArray
     answer_ids: Sequence[int]
+    # It gets the likeliest, and nothing needs be looked at but the logits.
+    is_plain: bool = False
+
+    @classmethod
+    def of(cls, sampling: Sampling, prompt_ids: TokenArray, answer_ids: Sequence[int]) -> Row:
+        """`answer_ids` may go on growing."""
+        is_plain = sampling.temperature <= 0 and sampling.logprobs is None
+        return cls(sampling, prompt_ids, answer_ids, is_plain and not _has_penalties(sampling))
 
 
 class Sampled(NamedTuple):
@@ -51,10 +59,12 @@ class Sampled(NamedTuple):
 
 def sample(logits: Logits, rows: Sequence[Row]) -> list[Sampled]:
     """The next token of each row of `logits`, shape (len(rows), width)."""
-    likeliest = logits.argmax(axis=1)
+    likeliest = logits.argmax(axis=1).tolist()
+    if all(row.is_plain for row in rows):
+        return [Sampled(token_id, None) for token_id in likeliest]
     fractions = _fractions(rows)
     return [
-        _sample_row(logits[index], row, int(likeliest[index]), fractions[index])
+        _sample_row(logits[index], row, likeliest[index], fractions[index])
         for index, row in enumerate(rows)
     ]
 

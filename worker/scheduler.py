@@ -152,13 +152,18 @@ class Scheduler:
         `start` is called for a prompt whose turn has come, to bring in what is
         cached of it: it sets `started_s` and `num_computed`.
         """
-        active = [each for each in self._running.values() if not each.held and not each.finished]
+        active = [
+            each
+            for each in self._running.values()
+            if not (each.held or each.finished or each.cancelled)
+        ]
         decoding = [each for each in active if decodes and not each.prefilling]
-        planned = [Planned(sequence, _decode_work(sequence)) for sequence in decoding]
-        if not prompts:
+        planned = list(map(Planned, decoding, _decode_works(decoding)))
+        prefilling = [each for each in active if each.prefilling] if prompts else []
+        if not prefilling:
             return planned
         left = self._budget.prompt_tokens(len(decoding))
-        for sequence in self._in_order([each for each in active if each.prefilling]):
+        for sequence in self._in_order(prefilling):
             if left <= 0:
                 break
             if self._cache.awaited(sequence) is not None:
@@ -213,6 +218,8 @@ class Scheduler:
         return Work(sequence.slot, position, sequence.input_ids[position:end], wanted)
 
 
-def _decode_work(sequence: Sequence) -> Work:
-    last = np.array([sequence.answer[-1]], dtype=np.uint32)
-    return Work(sequence.slot, sequence.num_computed, last, wants_logits=True)
+def _decode_works(sequences: Collection[Sequence]) -> Iterable[Work]:
+    """The last token of each."""
+    last = np.array([each.answer[-1] for each in sequences], np.uint32)
+    for index, sequence in enumerate(sequences):
+        yield Work(sequence.slot, sequence.num_computed, last[index : index + 1], True)

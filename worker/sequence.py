@@ -20,6 +20,7 @@ from worker.messages import (
 )
 from worker.phases import Phases
 from worker.pool import Claim, NewBlock
+from worker.sampling import Row
 
 
 @dataclass(slots=True, eq=False)
@@ -27,9 +28,15 @@ class Sequence:
     """A request in the core, and how far it has come."""
 
     submit: Submit
+    request_id: int
     phases: Phases
+    # Tokens to be computed before the first token that is sampled here.
+    num_input: int
+    # It ends with the first token, and its KV goes elsewhere.
+    for_another: bool
     # The answer so far, what another worker gave of it included.
-    answer: list[int] = field(default_factory=list)
+    answer: list[int]
+    row: Row
     slot: int = -1
     # What it has of the pool, in a paged engine, while it has a slot.
     claim: Claim = field(default_factory=Claim)
@@ -71,10 +78,15 @@ class Sequence:
 
     @classmethod
     def of(cls, submit: Submit) -> Sequence:
+        answer = list(submit.answer_ids)
         return cls(
             submit,
+            submit.request_id,
             Phases(submit.submitted_s),
-            answer=list(submit.answer_ids),
+            num_input=len(submit.token_ids) + len(submit.answer_ids),
+            for_another=submit.export_from is not None,
+            answer=answer,
+            row=Row.of(submit.sampling, submit.token_ids, answer),
             held=submit.source is Source.HOLD,
             loading=submit.source is not Source.COMPUTE,
             export_next=submit.export_from or 0,
@@ -82,20 +94,11 @@ class Sequence:
         )
 
     @property
-    def request_id(self) -> int:
-        return self.submit.request_id
-
-    @property
     def input_ids(self) -> TokenArray:
-        """What is to be computed before the first token that is sampled here."""
         if not self.submit.answer_ids:
             return self.submit.token_ids
         given = np.array(self.submit.answer_ids, dtype=np.uint32)
         return np.concatenate([self.submit.token_ids, given])
-
-    @property
-    def num_input(self) -> int:
-        return len(self.submit.token_ids) + len(self.submit.answer_ids)
 
     @property
     def started(self) -> bool:
@@ -112,11 +115,7 @@ class Sequence:
 
     @property
     def has_first_token(self) -> bool:
-        return self.num_answered > 0
-
-    @property
-    def for_another(self) -> bool:
-        return self.submit.export_from is not None
+        return len(self.answer) > len(self.submit.answer_ids)
 
     def advise(self, command: Compute | LoadingEnded | FirstToken | MoreCredit) -> None:
         match command:

@@ -31,14 +31,9 @@ class Ended(NamedTuple):
     ended_s: float
     # Of that time, what no step counts that ended before.
     busy_s: float
-
-    @property
-    def num_prompt(self) -> int:
-        return sum(len(work.tokens) for sequence, work in self.planned if sequence.prefilling)
-
-    @property
-    def num_decoding(self) -> int:
-        return sum(not item.sequence.prefilling for item in self.planned)
+    # Tokens of prompts, and sequences that go on with their answers.
+    num_prompt: int
+    num_decoding: int
 
 
 class _Begun(NamedTuple):
@@ -53,15 +48,16 @@ class Steps:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._overlap = engine.overlap
+        self._stepper = engine.stepper
+        overlap = self._stepper is not None and self._stepper.overlap
+        self._kinds = BESIDE if overlap else TOGETHER
         self._begun: dict[Kinds, _Begun] = {}
         self._busy_from_s = 0.0
         self._idle_from_s: float | None = None
 
     def free(self) -> list[Kinds]:
         """The steps that can begin now."""
-        kinds = TOGETHER if self._overlap is None else BESIDE
-        return [each for each in kinds if each not in self._begun]
+        return [each for each in self._kinds if each not in self._begun]
 
     def holds(self, sequence: Sequence) -> bool:
         return any(
@@ -84,8 +80,8 @@ class Steps:
         if not self._begun:
             self._busy_from_s = began_s
             gap = None if self._idle_from_s is None else Gap(self._idle_from_s, began_s)
-        if self._overlap is not None:
-            end_s = self._overlap.begin([item.work for item in planned])
+        if self._stepper is not None:
+            end_s = self._stepper.begin([item.work for item in planned])
         self._begun[kinds] = _Begun(planned, began_s, end_s)
         return gap
 
@@ -100,4 +96,9 @@ class Steps:
         ended_s = time.monotonic()
         busy_s = ended_s - self._busy_from_s
         self._busy_from_s = self._idle_from_s = ended_s
-        return Ended(begun.planned, logits, begun.began_s, ended_s, busy_s)
+        prompts = [len(work.tokens) for sequence, work in begun.planned if sequence.prefilling]
+        return Ended(
+            *(begun.planned, logits, begun.began_s, ended_s, busy_s),
+            num_prompt=sum(prompts),
+            num_decoding=len(begun.planned) - len(prompts),
+        )

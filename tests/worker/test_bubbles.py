@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from services.core.ledger import Interval, Segment
 from services.core.sampling import Sampling
-from worker.bubbles import CORE, Gap, charge, judge, lay_out
+from worker.bubbles import CORE, Gap, ShortGaps, charge, judge, lay_out
 from worker.messages import Bubble, Submit
 from worker.sequence import Sequence
 
@@ -19,6 +19,15 @@ GAP = Gap(10.0, 12.0)
 def request(submitted_s: float, *before: tuple[Segment, float]) -> Sequence:
     ids = np.arange(4, dtype=np.uint32)
     return Sequence.of(Submit(1, ids, (), Sampling(), False, submitted_s, before=before))
+
+
+def test_short_gaps_are_told_together() -> None:
+    gaps = ShortGaps()
+    told = [gaps.add(Gap(at_s, at_s + 0.0002)) for at_s in range(6)]
+
+    assert [len(each) for each in told] == [0, 0, 1, 0, 0, 1]
+    assert [each.stage for [each] in told[2::3]] == [CORE, CORE]
+    assert sum(each.duration_s for [each] in told[2::3]) == pytest.approx(6 * 0.0002)
 
 
 def test_what_a_request_went_through_before_ends_where_it_came() -> None:

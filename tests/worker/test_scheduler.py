@@ -247,3 +247,15 @@ def test_every_request_ends_and_nothing_stays_taken(
     assert scheduler.idle
     for request_id, (_, most, _batch) in enumerate(arrivals):
         assert request_id in cancelled or answered[request_id] == most
+
+
+def test_nothing_more_is_computed_for_a_request_that_is_cancelled() -> None:
+    scheduler = new_scheduler()
+    scheduler.add(request(1))
+    scheduler.add(request(2))
+    scheduler.admit()
+    left = scheduler.find(1)
+    assert left is not None
+    left.cancelled = True
+
+    assert ids(scheduler.plan(start_without_cache)) == [2]

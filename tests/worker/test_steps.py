@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import cast
 
 import numpy as np
 import pytest
 
 from services.core.sampling import Sampling
 from tests.worker.test_simulated import new_engine
-from worker.engines.contract import EngineFailure, Work
+from worker.engines.contract import Engine, EngineFailure, Work
 from worker.messages import Submit
 from worker.scheduler import Planned
 from worker.sequence import Sequence
@@ -27,16 +28,40 @@ def planned(slot: int, num_tokens: int, *, answered: bool = False) -> Planned:
     return Planned(sequence, Work(slot, 0, tokens, True))
 
 
-def test_without_overlap_a_step_is_over_when_it_has_been_evaluated() -> None:
-    steps = Steps(new_engine())
+class Blocking:
+    """An engine that computes when it is asked for what it has computed."""
+
+    stepper = None
+
+    def __init__(self, engine: Engine) -> None:
+        self.evaluate = engine.evaluate
+
+
+def test_of_an_engine_that_blocks_a_step_is_over_when_it_has_been_evaluated() -> None:
+    steps = Steps(cast(Engine, Blocking(new_engine(prefill_tokens_per_s=1000))))
     assert steps.free() == list(TOGETHER)
     steps.begin(TOGETHER[0], [planned(0, 5), planned(1, 7)])
 
     (ended,) = steps.ended()
 
+    assert 0.012 <= ended.ended_s - ended.began_s == ended.busy_s
     assert (ended.num_prompt, ended.num_decoding, len(ended.logits)) == (12, 0, 2)
     assert steps.ended() == []
     assert steps.wait_s() is None
+
+
+def test_a_step_that_goes_on_by_itself_is_waited_for_by_nobody() -> None:
+    engine = new_engine(decode_step_ms=60_000)
+    steps = Steps(engine)
+    decode = planned(0, 5, answered=True)
+    engine.evaluate([Work(0, 0, decode.sequence.submit.token_ids, False)])
+    assert steps.free() == list(TOGETHER)
+    steps.begin(TOGETHER[0], [decode])
+
+    assert steps.free() == []
+    assert steps.ended() == []
+    assert steps.holds(decode.sequence)
+    assert 0 < (steps.wait_s() or 0) <= 60
 
 
 def test_with_overlap_a_prompt_begins_and_ends_while_a_decode_goes_on() -> None:

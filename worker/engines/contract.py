@@ -115,15 +115,21 @@ class KvTransport(Protocol):
         ...
 
 
-class Overlap(Protocol):
-    """What an engine has whose decode steps run beside prompts, as on a GPU shared by both."""
+class Stepper(Protocol):
+    """What an engine has that computes by itself once a step has begun, as a GPU does."""
+
+    @property
+    def overlap(self) -> bool:
+        """Decode steps run beside prompts, as where both share a GPU's units."""
+        ...
 
     def begin(self, batch: Sequence[Work]) -> float:
-        """Begin a step of prompts alone, or of decodes alone; says when it ends.
+        """Begin a step; says when it ends, as a reading of CLOCK_MONOTONIC.
 
-        A reading of CLOCK_MONOTONIC. `evaluate` of the same batch ends the step: it waits
-        until then, if called before. Of each kind one step at most is in progress, and what
-        its slots hold is not to be changed meanwhile.
+        `evaluate` of the same batch ends the step: it waits until then, if called before.
+        One step at most is in progress; with `overlap`, one of prompts alone and one of
+        decodes alone. Other calls may come meanwhile, but what the step's slots hold is not
+        to be changed.
         """
         ...
 
@@ -144,8 +150,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def overlap(self) -> Overlap | None:
-        """None: it does one step after the other."""
+    def stepper(self) -> Stepper | None:
+        """None: it computes in `evaluate`, and nothing else is done meanwhile."""
         ...
 
     def evaluate(self, batch: Sequence[Work]) -> Logits:

@@ -73,11 +73,16 @@ class SimulatedEngine:
             )
 
     @property
-    def overlap(self) -> SimulatedEngine | None:
-        return self if self._timing.decode_overlap else None
+    def stepper(self) -> SimulatedEngine:
+        return self
+
+    @property
+    def overlap(self) -> bool:
+        """As in Stepper."""
+        return self._timing.decode_overlap
 
     def begin(self, batch: Sequence[Work]) -> float:
-        """As in Overlap."""
+        """As in Stepper."""
         self._require_open()
         end_s = time.monotonic() + step_s(self._timing, batch)
         self._begun[batch[0].slot] = _Begun(end_s, self._compute(batch))

@@ -66,7 +66,7 @@ class LlamaCppEngine:
             kv_in_pool=False,
         )
         self.transport = None
-        self.overlap = None
+        self.stepper = None
         self._slots = Slots(self.info)
 
     def evaluate(self, batch: Sequence[Work]) -> Logits:
