@@ -55,29 +55,45 @@ class Answer:
 
         Sets `finished` when the answer ends among them; what comes after is dropped.
         """
+        token_ids, text = self._say(tokens)
+        if self.finished is not None:
+            text += self._detokenizer.flush()
+        if self._num_given:
+            text = self._lacking(text)
+        self.num_tokens += len(token_ids)
+        chunk = common_pb2.Chunk(token_ids=pack(token_ids), text=text)
+        if self._sampling.logprobs is not None:
+            chunk.logprobs.extend(
+                logprobs_to_proto(token.token_id, token.logprobs)
+                for token in tokens[: len(token_ids)]
+                if token.logprobs is not None
+            )
+        return chunk
+
+    def _say(self, tokens: Sequence[Token]) -> tuple[list[int], str]:
+        """The ids of the tokens that belong to the answer, and their text.
+
+        Without stop strings all are put into text at once.
+        """
         token_ids: list[int] = []
         texts: list[str] = []
-        logprobs: list[common_pb2.PositionLogprobs] = []
         for token in tokens:
             if token.finish == "stop":
                 self._finish("stop", token_id=token.token_id)
                 break
             token_ids.append(token.token_id)
-            if token.logprobs is not None:
-                logprobs.append(logprobs_to_proto(token.token_id, token.logprobs))
-            text, stop_string = self._detokenizer.push((token.token_id,))
-            texts.append(text)
-            if stop_string is not None:
-                self._finish("stop", stop_string=stop_string)
-                break
+            if self._sampling.stop:
+                text, stop_string = self._detokenizer.push((token.token_id,))
+                texts.append(text)
+                if stop_string is not None:
+                    self._finish("stop", stop_string=stop_string)
+                    break
             if token.finish:
                 self._finish(token.finish)
                 break
-        if self.finished is not None:
-            texts.append(self._detokenizer.flush())
-        self.num_tokens += len(token_ids)
-        text = self._lacking("".join(texts))
-        return common_pb2.Chunk(token_ids=pack(token_ids), text=text, logprobs=logprobs)
+        if not self._sampling.stop:
+            return token_ids, self._detokenizer.push(token_ids).text
+        return token_ids, "".join(texts)
 
     def _new_detokenizer(self) -> Detokenizer:
         sampling = self._sampling
