@@ -71,6 +71,7 @@ class EngineFront:
         self._link: FrontLink | None = None
         self._info: EngineInfo | None = None
         self._max_waiting = config.worker.max_waiting
+        self._max_unread_tokens = config.worker.max_unread_tokens
         self._settings = _settings(config)
         self._on_core: Callable[[bool], None] = lambda up: None
         self._on_stored: list[Callable[[list[StoredBlock]], None]] = []
@@ -159,6 +160,7 @@ class EngineFront:
 
     def configure(self, snapshot: Snapshot) -> None:
         self._max_waiting = snapshot.config.worker.max_waiting
+        self._max_unread_tokens = snapshot.config.worker.max_unread_tokens
         self._settings = _settings(snapshot.config)
         if self._link is not None:
             self._link.send(self._settings)
@@ -211,7 +213,7 @@ class EngineFront:
         try:
             yield stream
         finally:
-            del self._streams[request_id]
+            self._streams.pop(request_id, None)
             if not stream.finished and request_id in self._held and self._link is not None:
                 self._link.send(Cancel(request_id))
 
@@ -322,6 +324,8 @@ class EngineFront:
             stream = self._streams.get(plain[0])
             if stream is not None:
                 stream.push(to_token(plain))
+                if stream.num_unread > self._max_unread_tokens and not stream.finished:
+                    self._give_up(stream)
         self._deliver_blocks(report)
         self._held.difference_update(report.released)
         if not self._held:
@@ -329,6 +333,19 @@ class EngineFront:
         for stage, duration_s in report.bubbles:
             self._on_bubble(stage, duration_s)
         self.hub.apply(report)
+
+    def _give_up(self, stream: TokenStream) -> None:
+        """Nobody takes its tokens. Its slot and KV are for others, whenever it hears of that."""
+        del self._streams[stream.request_id]
+        stream.fail(
+            Overloaded(
+                f"the client reads too slowly: {stream.num_unread} tokens of its answer wait"
+                " (worker.max_unread_tokens)",
+                reason="SLOW_CLIENT",
+            )
+        )
+        if self._link is not None:
+            self._link.send(Cancel(stream.request_id))
 
     def _deliver_blocks(self, report: StepReport) -> None:
         for request_id, num_cached_blocks, phases in report.started:

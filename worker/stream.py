@@ -58,6 +58,11 @@ class TokenStream:
         self._transfer_ended = asyncio.Event()
         self._transfer_error = ""
 
+    @property
+    def num_unread(self) -> int:
+        """Tokens that nobody has taken yet."""
+        return len(self._tokens)
+
     async def next(self) -> Arrival:
         """Waits for at least one token. Raises the error that ended the stream."""
         await self._awake.wait()

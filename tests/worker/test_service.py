@@ -32,6 +32,8 @@ from worker.node import WorkerNode
 from worker.requests import check_request
 
 MAX_CONTEXT = 256
+# With this little room a client holds up the server at the first message it does not read.
+NO_ROOM = (("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0))
 CONFIG = mesh_config.parse(
     {
         "mesh": {"block_tokens": 16},
@@ -110,6 +112,19 @@ async def violation(worker: Running, wanted: worker_pb2.GenerateRequest) -> tupl
         if detail.Unpack(bad):
             return bad.field_violations[0].field, bad.field_violations[0].description
     raise AssertionError("no BadRequest")
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    status = rpc_status.from_call(error)
+    assert status is not None
+    found = error_details_pb2.ErrorInfo()
+    assert any(detail.Unpack(found) for detail in status.details)
+    return str(found.reason)
+
+
+async def read_all(call: Any, into: list[worker_pb2.GenerateResponse]) -> None:
+    async for response in call:
+        into.append(response)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -224,6 +239,28 @@ async def test_a_client_that_leaves_gives_everything_back(worker: Running) -> No
 
     await until(lambda: worker.node.num_streams == 0)
     assert worker.node.load.num_blocks_reserved == 0
+
+
+async def test_a_client_that_does_not_read_loses_its_slot_and_is_told(worker: Running) -> None:
+    changes = {"worker.max_unread_tokens": "16"}
+    await worker.control.SetConfig(control_pb2.SetConfigRequest(changes=changes))
+    unread = request(max_tokens=200)
+    unread.sampling.MergeFrom(common_pb2.SamplingParams(ignore_eos=True, logprobs=20))
+    async with grpc.aio.insecure_channel(worker.node.address, options=NO_ROOM) as channel:
+        call = worker_pb2_grpc.WorkerServiceStub(channel).Generate(unread)
+        await until(lambda: worker.node.num_streams == 1)
+        await until(lambda: worker.node.num_streams == 0)
+        await idle(worker)
+        assert worker.node.is_idle
+        assert (await generate(worker, request())).usage.completion_tokens == 8
+
+        received: list[worker_pb2.GenerateResponse] = []
+        with pytest.raises(grpc.aio.AioRpcError, match="reads too slowly") as raised:
+            await read_all(call, received)
+
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert reason_of(raised.value) == "SLOW_CLIENT"
+    assert 16 < sum(len(response.chunk.token_ids) for response in received) // 4 < 200
 
 
 async def test_a_deadline_ends_the_request_in_the_engine_too(worker: Running) -> None:
