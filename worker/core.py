@@ -16,6 +16,7 @@ from services.core import config as mesh_config
 from services.core.ledger import Segment
 from services.core.settings import DelaySettings, MeshConfig
 from services.runtime.allocator import keep_freed_memory
+from services.runtime.garbage import spare_what_is_there
 from services.runtime.leaving import leave
 from services.runtime.startup import StartupError
 from worker.arena import ArenaLayout, BlockArena
@@ -409,8 +410,10 @@ def main(arguments: list[str] | None = None) -> int:
             num_outbox=config.worker.num_outbox_blocks,
         )
         arena = BlockArena(options.memory_fd, layout)
+        core = EngineCore(engine, arena, config, link)
+        spare_what_is_there()
         link.send(Ready(engine.info, layout))
-        EngineCore(engine, arena, config, link).run()
+        core.run()
     except LinkClosed:
         return 0
     except EngineFailure as error:

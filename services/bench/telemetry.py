@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import math
 import statistics
 import time
@@ -21,6 +20,7 @@ from services.bench.settings import configure
 from services.core.config import parse
 from services.core.ledger import Ledger, Segment
 from services.runtime.channels import open_channel
+from services.runtime.garbage import spare_what_is_there
 from services.runtime.reporter import Reporter
 from services.runtime.telemetry import TraceContext
 
@@ -203,8 +203,7 @@ async def _compare_feeds(control: str, feed_s: float) -> dict[str, Any]:
         stub = control_pb2_grpc.ControlServiceStub(channel)
         observers = await list_members(stub, control_pb2.MEMBER_ROLE_OBSERVER)
     # As in every process that serves.
-    gc.collect()
-    gc.freeze()
+    spare_what_is_there()
     feeds = {}
     for enabled in (False, True):
         async with Reporter(service="bench", member_id="bench") as reporter:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -20,6 +19,7 @@ import uvloop
 
 from services.core.errors import MeshError
 from services.runtime import logs
+from services.runtime.garbage import spare_what_is_there
 from services.runtime.logs import event
 from services.runtime.startup import StartupError
 from services.runtime.tasks import CANCEL_INTERVAL_S
@@ -144,9 +144,7 @@ async def _run(
         nonlocal started
         async with make_node() as node:
             started = True
-            # What is there now stays: no collection of garbage need look at it again.
-            gc.collect()
-            gc.freeze()
+            spare_what_is_there()
             _announce(options, node.address)
             await stop.wait()
             event(logger, logging.INFO, f"{options.service} stopping")
