@@ -9,11 +9,13 @@ from typing import Any
 
 from services.bench import reuse
 from services.cli import (
+    bench_bubbles,
     bench_edge,
     bench_kv,
     bench_ladder,
     bench_ledger,
     bench_route,
+    bench_streams,
     bench_telemetry,
     rpc,
 )
@@ -43,7 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench_ledger.add_arguments(closed)
     told = benchmarks.add_parser("telemetry", help="what telling the observer costs")
     bench_telemetry.add_arguments(told)
-    for parser in (told, closed, shared, kv, edge, route, ladder):
+    many = benchmarks.add_parser("streams", help="many streams at once, and a slow client")
+    bench_streams.add_arguments(many)
+    idle = benchmarks.add_parser("bubbles", help="how long the engine waits for the mesh")
+    bench_bubbles.add_arguments(idle)
+    for parser in (idle, many, told, closed, shared, kv, edge, route, ladder):
         parser.add_argument("--json", action="store_true", help="end with one line of JSON")
 
 
@@ -69,6 +75,17 @@ def run(arguments: argparse.Namespace) -> int:
                 feed_s=arguments.seconds,
             )
             show = bench_telemetry.show
+        case "bubbles":
+            measuring = bench_bubbles.measure(window_s=arguments.seconds)
+            show = bench_bubbles.show
+        case "streams":
+            measuring = bench_streams.measure(
+                arguments.streams,
+                window_s=arguments.seconds,
+                num_turns=arguments.turns,
+                through=arguments.through,
+            )
+            show = bench_streams.show
         case "edge":
             measuring = bench_edge.measure(arguments.engines, load_s=arguments.seconds)
             show = bench_edge.show
