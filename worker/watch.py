@@ -92,7 +92,7 @@ class WatchHub:
                 for watcher in self._watchers:
                     watcher.offer(event)
         for watcher in self._watchers:
-            watcher.wake()
+            watcher.load_changed()
 
     def match(self, prefix_keys: Sequence[bytes]) -> int:
         """How many of these blocks are cached, from the first without a gap."""
@@ -131,17 +131,25 @@ class Watcher:
         self._told_load = EMPTY_LOAD
         self._load_told_s = 0.0
         self._awake = asyncio.Event()
+        # Until load may be told again.
+        self._timer: asyncio.TimerHandle | None = None
 
     def offer(self, event: BlocksEvent) -> None:
         if len(self._backlog) >= MAX_BACKLOG:
             self.start_over()
         if not self._wants_snapshot:
             self._backlog.append(event)
+            self.wake()
 
     def start_over(self) -> None:
         self._wants_snapshot = True
         self._backlog.clear()
         self.wake()
+
+    def load_changed(self) -> None:
+        """Nothing to do for one that is to hear of it at its time: steps may be short."""
+        if self._timer is None:
+            self.wake()
 
     def wake(self) -> None:
         self._awake.set()
@@ -172,8 +180,13 @@ class Watcher:
         loop = asyncio.get_running_loop()
         wait_s = self._load_told_s + LOAD_INTERVAL_S - loop.time()
         if wait_s > 0:
-            loop.call_later(wait_s, self.wake)
+            if self._timer is None:
+                self._timer = loop.call_later(wait_s, self._on_time)
             return None
         self._load_told_s = loop.time()
         self._told_load = self._hub.load
         return self._hub.load_event()
+
+    def _on_time(self) -> None:
+        self._timer = None
+        self.wake()
