@@ -89,11 +89,13 @@ class Steps:
         """Those whose time has come. Waits for no other."""
         now_s = time.monotonic()
         due = [kinds for kinds, begun in self._begun.items() if begun.end_s <= now_s]
+        due.sort(key=lambda kinds: self._begun[kinds].end_s)
         return [self._end(self._begun.pop(kinds)) for kinds in due]
 
     def _end(self, begun: _Begun) -> Ended:
         logits = self._engine.evaluate([item.work for item in begun.planned])
-        ended_s = time.monotonic()
+        # However late we look: from then on the engine had nothing to do.
+        ended_s = begun.end_s or time.monotonic()
         busy_s = ended_s - self._busy_from_s
         self._busy_from_s = self._idle_from_s = ended_s
         prompts = [len(work.tokens) for sequence, work in begun.planned if sequence.prefilling]

@@ -64,6 +64,20 @@ def test_a_step_that_goes_on_by_itself_is_waited_for_by_nobody() -> None:
     assert 0 < (steps.wait_s() or 0) <= 60
 
 
+def test_an_engine_that_ends_a_step_unseen_is_idle_from_then_on() -> None:
+    steps = Steps(new_engine(prefill_tokens_per_s=1000))
+    steps.begin(TOGETHER[0], [planned(0, 5)])
+    time.sleep(0.03)
+
+    (ended,) = steps.ended()
+    gap = steps.begin(TOGETHER[0], [planned(1, 5)])
+
+    assert ended.busy_s == ended.ended_s - ended.began_s
+    assert gap is not None
+    assert gap.began_s == ended.ended_s
+    assert gap.duration_s > 0.01
+
+
 def test_with_overlap_a_prompt_begins_and_ends_while_a_decode_goes_on() -> None:
     engine = new_engine(decode_overlap=True, decode_step_ms=60_000)
     steps = Steps(engine)
