@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection as grpc_reflection
 from services.runtime.channels import (
     KEEPALIVE_TIME_MS,
     MAX_MESSAGE_BYTES,
+    Options,
     message_options,
     peer_options,
 )
@@ -43,6 +44,17 @@ CALLER_OPTIONS = (
 )
 
 logger = logging.getLogger(__name__)
+
+
+def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
+    return [
+        *message_options(max_message_bytes),
+        # With SO_REUSEPORT a second server would share the port in silence.
+        ("grpc.so_reuseport", 0),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
+    ]
 
 
 class MeshServer:
@@ -84,12 +96,7 @@ class MeshServer:
         self.server = grpc.aio.server(
             interceptors=[ErrorInterceptor(), *guards, *interceptors],
             options=[
-                *message_options(max_message_bytes),
-                # With SO_REUSEPORT a second server would share the port in silence.
-                ("grpc.so_reuseport", 0),
-                ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
-                ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
+                *server_options(max_message_bytes),
                 *(CALLER_OPTIONS if for_callers else peer_options()),
             ],
         )
