@@ -51,6 +51,16 @@ def family(member: control_pb2.Member, control: str) -> list[int]:
     return [member.pid, *map(int, children.split())]
 
 
+def descendants(pid: int) -> list[int]:
+    """The process, its children, and theirs; none of it once it has ended."""
+    try:
+        threads = [*Path(f"/proc/{pid}/task").iterdir()]
+        children = [int(each) for t in threads for each in (t / "children").read_text().split()]
+    except OSError:
+        return []
+    return [pid, *(each for child in children for each in descendants(child))]
+
+
 def cpu_s(pid: int) -> float:
     """Of all its threads, also those that have ended."""
     # clock_getcpuclockid(3), which Python lacks; /proc/PID/stat counts in hundredths of a second.

@@ -14,6 +14,7 @@ from services.cli import (
     bench_kv,
     bench_ladder,
     bench_ledger,
+    bench_overhead,
     bench_route,
     bench_streams,
     bench_telemetry,
@@ -49,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench_streams.add_arguments(many)
     idle = benchmarks.add_parser("bubbles", help="how long the engine waits for the mesh")
     bench_bubbles.add_arguments(idle)
-    for parser in (idle, many, told, closed, shared, kv, edge, route, ladder):
+    overhead = benchmarks.add_parser("overhead", help="what the service layer costs")
+    bench_overhead.add_arguments(overhead)
+    for parser in (overhead, told, closed, shared, kv, edge, route, ladder, idle, many):
         parser.add_argument("--json", action="store_true", help="end with one line of JSON")
 
 
@@ -61,6 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
             document = rpc.readably(bench_ladder.measure, arguments)
             _end(document, bench_ladder.show, arguments)
             return bench_ladder.exit_status(document)
+        case "overhead":
+            document = rpc.readably(bench_overhead.measure, arguments)
+            return _end(document, bench_overhead.show, arguments)
         case "kv":
             measuring, show = bench_kv.measure(arguments.parts), bench_kv.show
         case "ledger":
