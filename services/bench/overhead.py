@@ -162,11 +162,14 @@ class Laboratory:
                 name: why for name, why in self._ways.skipped.items() if name in self._plan.rows
             },
             "loads": loads,
-            "long_answers": await self._long_answers(),
+            "long_answers": await self._long_answers(loads[0]["closed"]),
         }
 
-    async def _long_answers(self) -> dict[str, Any]:
-        """What a token costs, beside as many messages of the same size that nobody looks at."""
+    async def _long_answers(self, short: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What a token costs, beside as many messages of the same size that nobody looks at.
+
+        `short`: rows of answers of one token.
+        """
         plan, load = self._plan, self._plan.loads[0]
         pace = Pace(plan.num_streams)
         source = texts(load, seed=-1)
@@ -184,13 +187,15 @@ class Laboratory:
         turns, idle = await self._compare(
             rows, load, pace, plan.long_answers, max_tokens=plan.answer_tokens
         )
+        answers = figures.per_token(turns, idle, answer_tokens=plan.answer_tokens)
         return {
             "streams": plan.num_streams,
             "tokens": plan.answer_tokens,
             "proxied_messages_per_answer": num_messages,
             "proxied_bytes_per_message": num_bytes / num_messages,
             "proxied_bytes_per_token": num_bytes / plan.answer_tokens,
-            "rows": figures.per_token(turns, idle, answer_tokens=plan.answer_tokens),
+            "rows": answers,
+            "beside_the_floor": figures.beside_the_floor(answers, short),
             "idle_us_per_s": _us(figures.idle_rates(idle)),
         }
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.bench.overhead_load import CLIENT, Turn
-from services.bench.overhead_rows import UNARY, WORKER
+from services.bench.overhead_rows import PASSED_ON, PROXIED, UNARY, WORKER
 
 ENGINE = "engine"
 # Neither is a part of the service layer.
@@ -65,10 +65,36 @@ def per_token(
                 "messages_per_answer": num_messages / len(heard),
                 "service_cpu_us": service_us(cpu_us) / num_tokens,
                 "service_cpu_us_per_message": service_us(cpu_us) / num_messages,
+                "cpu_us_per_answer": {name: us / len(heard) for name, us in cpu_us.items()},
                 "cpu_us_per_token": {name: us / num_tokens for name, us in cpu_us.items()},
             }
         )
     return rows
+
+
+def beside_the_floor(
+    answers: Sequence[Mapping[str, Any]], short: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    """The router's CPU for a message, beside a proxy's that looks at nothing. `short`: rows of
+    answers of one token, to tell apart what a request costs however long its answer is."""
+    long, passed = (_row(answers, name) for name in (PROXIED, PASSED_ON))
+    least = _row(short, PROXIED)
+    if not (long and passed and least):
+        return {}
+    router_us = long["cpu_us_per_answer"]["router"]
+    passing_us = passed["cpu_us_per_answer"]["passing"] / passed["messages_per_answer"]
+    more_us = router_us - least["cpu_us_per_request"]["router"]
+    more_messages = max(1.0, long["messages_per_answer"] - least["messages"])
+    return {
+        "router_us_per_message": router_us / long["messages_per_answer"],
+        "router_us_per_further_message": more_us / more_messages,
+        "passing_us_per_message": passing_us,
+        "further_of_passing": more_us / more_messages / passing_us if passing_us > 0 else 0.0,
+    }
+
+
+def _row(rows: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any]:
+    return next((row for row in rows if row["row"] == name), {})
 
 
 def idle_rates(idle: Sequence[Turn]) -> dict[str, float]:

@@ -172,6 +172,7 @@ class Ways(NamedTuple):
 
 NAMES = ("floor unary", "floor stream", "worker", "direct", "proxied", "gateway")
 UNARY, STREAM, WORKER, DIRECT, PROXIED, GATEWAY = NAMES
+STRAIGHT, PASSED_ON = "floor, straight", "floor, passed on"
 
 
 @asynccontextmanager
@@ -203,8 +204,8 @@ async def open_ways(addresses: Addresses) -> AsyncIterator[Ways]:
 
         def like(messages: Messages) -> dict[str, Row]:
             return {
-                "floor, straight": Stream(floor, messages),
-                "floor, passed on": Stream(passing, messages),
+                STRAIGHT: Stream(floor, messages),
+                PASSED_ON: Stream(passing, messages),
             }
 
         yield Ways(rows, skipped, Router(await channel(addresses.router)), like)

@@ -118,6 +118,13 @@ def _long_answers(answers: Mapping[str, Any]) -> Iterator[str]:
     yield "  CPU us a token, by process:"
     yield from table(cpu_rows(answers["rows"], "cpu_us_per_token", digits=1, least=0.05))
     yield f"  idle, taken off: {_idle(answers['idle_us_per_s'])}"
+    if beside := answers["beside_the_floor"]:
+        yield (
+            f"  the router: {beside['router_us_per_message']:.1f} us a message,"
+            f" {beside['router_us_per_further_message']:.1f} without what a request costs anyway;"
+            f" a proxy that looks at nothing: {beside['passing_us_per_message']:.1f}"
+            f" ({beside['further_of_passing']:.2f} times)"
+        )
 
 
 def _token_cells(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from services.bench import overhead, overhead_figures
 from services.bench.overhead_command import COMMAND, Foreign, open_foreign
 from services.bench.overhead_load import Turn, due_times_s
 from services.bench.overhead_prompts import LOADS, texts
-from services.bench.overhead_rows import GATEWAY, PROXIED, UNARY, WORKER, Heard
+from services.bench.overhead_rows import GATEWAY, PASSED_ON, PROXIED, UNARY, WORKER, Heard
 from services.cli import overhead_tables
 from services.cli.plans import run_quiet_mesh
 from services.core.errors import InvalidArgument
@@ -118,6 +118,28 @@ def test_a_token_s_cost_counts_no_client_and_no_engine() -> None:
     assert row["tokens_per_message"] == pytest.approx(10 / 3)
     assert row["service_cpu_us"] == pytest.approx(10_000.0)
     assert row["service_cpu_us_per_message"] == pytest.approx(0.4e6 / 12)
+
+
+def test_the_router_s_part_of_a_message_is_told_apart_from_that_of_a_request() -> None:
+    answers = [
+        {
+            "row": PROXIED,
+            "messages_per_answer": 102.0,
+            "cpu_us_per_answer": {"router": 5_500.0},
+        },
+        {
+            "row": PASSED_ON,
+            "messages_per_answer": 100.0,
+            "cpu_us_per_answer": {"passing": 2_500.0},
+        },
+    ]
+    short = [{"row": PROXIED, "messages": 2.0, "cpu_us_per_request": {"router": 500.0}}]
+
+    beside = overhead_figures.beside_the_floor(answers, short)
+    assert beside["router_us_per_further_message"] == pytest.approx(50.0)
+    assert beside["passing_us_per_message"] == pytest.approx(25.0)
+    assert beside["further_of_passing"] == pytest.approx(2.0)
+    assert overhead_figures.beside_the_floor(answers, []) == {}
 
 
 def test_prompts_share_their_beginning_and_nothing_else() -> None:
