@@ -33,6 +33,11 @@ METHOD = "/firsttoken.bench.Hop/Echo"
 NUM_BYTES = 100
 IN_FLIGHT = (16, 64)
 WARM_UP = 200
+FIGURES = (
+    *("alone p50 us", "p99 us"),
+    *(f"calls/s at {number}" for number in IN_FLIGHT),
+    *(f"{end} us at {number}" for number in IN_FLIGHT for end in ("client", "server")),
+)
 EVENT_ENGINE = "event_engine_client,event_engine_listener"
 
 
@@ -102,7 +107,7 @@ def measure(ways: Sequence[Way], *, num_calls: int, num_turns: int) -> list[dict
             for figure, value in _take_turn(way, num_calls).items():
                 seen[way.name][figure].append(value)
     return [
-        {"way": name, **{figure: statistics.median(values) for figure, values in found.items()}}
+        {"way": name, **{figure: statistics.median(found[figure]) for figure in FIGURES}}
         for name, found in seen.items()
     ]
 
@@ -204,7 +209,7 @@ async def _serve_aio(kind: str, address: str, options: list[tuple[str, int]]) ->
 
 def _add(server: Any, echo: Callable[[bytes, Any], Any]) -> None:
     _, service, method = METHOD.split("/")
-    handler = grpc.unary_unary_rpc_method_handler(echo)
+    handler: Any = grpc.unary_unary_rpc_method_handler(echo)
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(service, {method: handler}),)
     )
@@ -213,7 +218,7 @@ def _add(server: Any, echo: Callable[[bytes, Any], Any]) -> None:
 async def _call(address: str, num_channels: int, num_calls: int) -> dict[str, float]:
     options = [("grpc.use_local_subchannel_pool", 1)]
     channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(num_channels)]
-    calls = [channel.unary_unary(METHOD) for channel in channels]
+    calls: list[Any] = [channel.unary_unary(METHOD) for channel in channels]
     request = b"." * NUM_BYTES
 
     async def work(number: int, total: int) -> list[float]:

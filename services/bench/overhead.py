@@ -143,9 +143,9 @@ class Laboratory:
         self._seed = 0
 
     async def measure(self) -> dict[str, Any]:
-        loads = []
+        loads: list[dict[str, Any]] = []
         for load in self._plan.loads:
-            found = {}
+            found: dict[str, Any] = {}
             for name, (pace, number) in self._plan.paces().items():
                 self._tell(f"{load.name} prompts, {name} …")
                 turns, idle = await self._compare(self._rows, load, pace, number)

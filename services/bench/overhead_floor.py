@@ -46,7 +46,7 @@ class FloorNode(Resource):
 
     async def _open(self, stack: AsyncExitStack) -> None:
         server = grpc.aio.server(options=[*server_options(), *peer_options()])
-        streams = {"Echo": grpc.unary_unary_rpc_method_handler(_echo)}
+        streams: dict[str, Any] = {"Echo": grpc.unary_unary_rpc_method_handler(_echo)}
         if self._pass_to:
             channel = await stack.enter_async_context(open_channel(self._pass_to))
             stream: Any = _Passing(channel).stream
@@ -74,7 +74,7 @@ async def _stream(request: bytes, context: Context) -> None:
 
 class _Passing:
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._call = channel.unary_stream(f"/{SERVICE}/Stream")
+        self._call: Any = channel.unary_stream(f"/{SERVICE}/Stream")
 
     async def stream(self, request: bytes, context: Context) -> None:
         call = self._call(request)

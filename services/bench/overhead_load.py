@@ -39,8 +39,9 @@ async def take_turn(
 ) -> Turn:
     before_s = read_cpu(processes)
     began_s = time.perf_counter()
+    late_s: list[float] = []
     if pace.rate_per_s is None:
-        heard, late_s = await _ask_in_turn(row, requests, pace.concurrency), []
+        heard = await _ask_in_turn(row, requests, pace.concurrency)
     else:
         heard, late_s = await _ask_at(row, requests, pace.rate_per_s, seed)
     took_s = time.perf_counter() - began_s

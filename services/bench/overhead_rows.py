@@ -46,7 +46,7 @@ class Echo:
     """A unary call of nothing but grpc.aio."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._call = channel.unary_unary(f"/{SERVICE}/Echo")
+        self._call: Any = channel.unary_unary(f"/{SERVICE}/Echo")
 
     async def prepare(self, text: str, max_tokens: int) -> Request:
         return b"." * FLOOR_BYTES
@@ -61,7 +61,7 @@ class Stream:
     """A stream of so many messages from a server that has them ready."""
 
     def __init__(self, channel: grpc.aio.Channel, messages: Messages) -> None:
-        self._call = channel.unary_stream(f"/{SERVICE}/Stream")
+        self._call: Any = channel.unary_stream(f"/{SERVICE}/Stream")
         self._request = messages.pack(FLOOR_BYTES)
 
     async def prepare(self, text: str, max_tokens: int) -> Request:

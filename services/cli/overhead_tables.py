@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from typing import Any
 
 from services.cli import plot
@@ -76,7 +77,7 @@ def cpu_rows(
 
 def page(document: Mapping[str, Any]) -> str:
     parts = ["<h1>What the service layer costs</h1>"]
-    parts += [f"<p>{plot.escape(line)}</p>" for line in headline(document)]
+    parts += [f"<p>{escape(line)}</p>" for line in headline(document)]
     for load in document["loads"]:
         for pace in PACES:
             title = f"{load['load']} prompts, {_pace(document, pace)}"
