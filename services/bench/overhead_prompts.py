@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pydoc_data.topics import topics
 
 # As the embedded model's vocabulary has it: measured in this text.
@@ -34,7 +35,7 @@ LOADS = (
 
 def texts(load: Load, seed: int = 0) -> Iterator[str]:
     """Without end. Lengths are about right: markup has more tokens a word than prose."""
-    words = " ".join(topics[name] for name in sorted(topics)).split()
+    words = _words()
     chance = random.Random(f"{seed} {load.name}")
 
     def run(num_tokens: int) -> str:
@@ -45,3 +46,8 @@ def texts(load: Load, seed: int = 0) -> Iterator[str]:
     shared = f"{run(load.shared_tokens)}\n\n" if load.shared_tokens else ""
     for number in itertools.count():
         yield f"{shared}{seed}-{number}: {run(load.own_tokens)}"
+
+
+@cache
+def _words() -> tuple[str, ...]:
+    return tuple(" ".join(topics[name] for name in sorted(topics)).split())
