@@ -113,6 +113,13 @@ class TokenizerSettings:
         1 << 20, "Longest text of one request, in UTF-8 bytes.", low=1, high=1 << 24
     )
     threads: int = setting(2, "Threads that encode.", low=1, high=64, at_start=True)
+    cache_bytes: int = setting(
+        1 << 25,
+        "Memory for ids of texts seen before, for each tenant and salt apart: messages of a chat,"
+        " pieces of long texts. About 12 bytes a token; 0: every prompt is encoded as a whole.",
+        low=0,
+        high=1 << 36,
+    )
     sort_tools: bool = setting(
         False,
         "Render tools with sorted keys: clients that order them differently then share a prefix,"

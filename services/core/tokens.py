@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -13,9 +15,13 @@ from services.core.errors import InvalidArgument
 TokenArray: TypeAlias = npt.NDArray[np.uint32]
 
 BYTES_PER_TOKEN = 4
+_ARRAYS_ARE_PACKED = sys.byteorder == "little" and array("I").itemsize == BYTES_PER_TOKEN
 
 
 def pack(token_ids: Sequence[int] | TokenArray) -> bytes:
+    # Three times as fast as numpy is with a list.
+    if _ARRAYS_ARE_PACKED and isinstance(token_ids, list):
+        return array("I", token_ids).tobytes()
     return np.asarray(token_ids, dtype="<u4").tobytes()
 
 

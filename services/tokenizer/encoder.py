@@ -6,13 +6,15 @@ on an event loop.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from services.core.errors import InvalidArgument
 from services.core.keys import extend_keys, root_key
 from services.core.settings import TokenizerSettings
-from services.core.tokens import pack, unpack
+from services.core.tokens import unpack
 from services.models.vocabulary import Vocabulary
+from services.tokenizer.pieces import CacheCounts, Draft
 from services.tokenizer.prompts import PromptEncoder
 from services.tokenizer.template import ChatPrompt
 
@@ -25,6 +27,13 @@ class EncodedPrompt(NamedTuple):
 
     token_ids: bytes
     prefix_keys: list[bytes]
+
+
+class BegunPrompt(NamedTuple):
+    """A prompt of which so many characters are still to be encoded: what takes the time."""
+
+    num_new_characters: int
+    finish: Callable[[], EncodedPrompt]
 
 
 class Encoder:
@@ -47,15 +56,33 @@ class Encoder:
         self.vocabulary = vocabulary
         self._prompts = prompts
 
+    @property
+    def counts(self) -> CacheCounts:
+        """Of the pieces of prompts whose ids are kept."""
+        return self._prompts.counts
+
     def encode(
         self, prompt: Prompt, *, tenant: str, cache_salt: str, settings: TokenizerSettings
     ) -> EncodedPrompt:
         """Raises InvalidArgument naming `text`, `chat` or `token_ids`."""
-        token_ids = self._token_ids(prompt, settings)
+        return self.begin(prompt, tenant=tenant, cache_salt=cache_salt, settings=settings).finish()
+
+    def begin(
+        self, prompt: Prompt, *, tenant: str, cache_salt: str, settings: TokenizerSettings
+    ) -> BegunPrompt:
+        """All but what is new of it; the same errors, some of them when it is finished."""
         root = root_key(
             model=self.model, block_tokens=self.block_tokens, tenant=tenant, salt=cache_salt
         )
-        return EncodedPrompt(token_ids, [root, *extend_keys(root, token_ids, self.block_tokens)])
+        if isinstance(prompt, bytes):
+            return BegunPrompt(0, lambda: self._with_keys(self._checked_ids(prompt), root))
+        if isinstance(prompt, str):
+            field, draft = "text", self._prompts.begin_text(prompt, root, settings)
+        else:
+            field, draft = "chat", self._prompts.begin_chat(prompt, root, settings)
+        return BegunPrompt(
+            draft.num_new_characters, lambda: self._with_keys(_some_ids(draft, field), root)
+        )
 
     def decode(self, token_ids: bytes, *, skip_special_tokens: bool) -> str:
         """Raises InvalidArgument naming `token_ids`."""
@@ -65,19 +92,18 @@ class Encoder:
         text = self.vocabulary.join(ids, skip_special_tokens=skip_special_tokens)
         return text.decode(errors="replace")
 
-    def _token_ids(self, prompt: Prompt, settings: TokenizerSettings) -> bytes:
-        if isinstance(prompt, bytes):
-            return self._checked_ids(prompt)
-        if isinstance(prompt, str):
-            field, ids = "text", self._prompts.encode_text(prompt, settings)
-        else:
-            field, ids = "chat", self._prompts.encode_chat(prompt, settings)
-        if not ids:
-            raise InvalidArgument.of(field, "has nothing that the model has a token for")
-        return pack(ids)
+    def _with_keys(self, token_ids: bytes, root: bytes) -> EncodedPrompt:
+        return EncodedPrompt(token_ids, [root, *extend_keys(root, token_ids, self.block_tokens)])
 
     def _checked_ids(self, token_ids: bytes) -> bytes:
         if not token_ids:
             raise InvalidArgument.of("token_ids", "must not be empty")
         unpack(token_ids, field="token_ids", vocabulary_size=self.vocabulary.vocabulary_size)
         return token_ids
+
+
+def _some_ids(draft: Draft, field: str) -> bytes:
+    token_ids = draft.finish()
+    if not token_ids:
+        raise InvalidArgument.of(field, "has nothing that the model has a token for")
+    return token_ids

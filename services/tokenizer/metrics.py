@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from services.core.metrics import Metric, Sample
+from services.tokenizer.pieces import CacheCounts
 
 _PROMPTS = Metric("firsttoken.tokenizer.prompts", "{prompt}", "Prompts encoded.", True)
 _FAILED = Metric("firsttoken.tokenizer.failed", "{prompt}", "Prompts that were not encoded.", True)
@@ -16,7 +17,17 @@ _RUNNING = Metric(
     "Prompts being encoded, or waiting for a thread.",
     False,
 )
-METRICS = (_PROMPTS, _FAILED, _TOKENS, _RUNNING)
+_HIT = Metric(
+    "firsttoken.tokenizer.cache.hit",
+    "{token}",
+    "Tokens of texts seen before, which were not encoded again.",
+    True,
+)
+_MISS = Metric("firsttoken.tokenizer.cache.miss", "{token}", "Tokens of texts encoded.", True)
+_BYTES = Metric(
+    "firsttoken.tokenizer.cache.size", "By", "Memory for ids of texts seen before.", False
+)
+METRICS = (_PROMPTS, _FAILED, _TOKENS, _RUNNING, _HIT, _MISS, _BYTES)
 
 
 class Counts:
@@ -42,8 +53,11 @@ class Counts:
         self.num_prompts += 1
         self.num_tokens += num_tokens
 
-    def read(self) -> Iterator[Sample]:
+    def read(self, cache: CacheCounts) -> Iterator[Sample]:
         yield Sample(_PROMPTS.name, self.num_prompts)
         yield Sample(_FAILED.name, self.num_failed)
         yield Sample(_TOKENS.name, self.num_tokens)
         yield Sample(_RUNNING.name, self.num_running)
+        yield Sample(_HIT.name, cache.hit_tokens)
+        yield Sample(_MISS.name, cache.miss_tokens)
+        yield Sample(_BYTES.name, cache.num_bytes)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,9 @@ from pydantic import ValidationError
 
 from services.core.errors import InvalidArgument
 from services.core.settings import TokenizerSettings
+from services.core.tokens import pack
 from services.models.vocabulary import Vocabulary
+from services.tokenizer.pieces import CacheCounts, Draft
 from services.tokenizer.prompts import check_text
 from services.tokenizer.template import ChatPrompt
 
@@ -41,7 +42,19 @@ class MistralPrompts:
             vocabulary.spelling(token_id): token_id for token_id in vocabulary.special_token_ids
         }
 
-    def encode_text(self, text: str, settings: TokenizerSettings) -> Sequence[int]:
+    @property
+    def counts(self) -> CacheCounts:
+        """It keeps nothing."""
+        return CacheCounts()
+
+    def begin_text(self, text: str, root: bytes, settings: TokenizerSettings) -> Draft:
+        return Draft(len(text), lambda: pack(self.encode_text(text, settings)))
+
+    def begin_chat(self, chat: ChatPrompt, root: bytes, settings: TokenizerSettings) -> Draft:
+        # How long it becomes is not known before, nor is checking it quick.
+        return Draft(settings.max_text_bytes, lambda: pack(self.encode_chat(chat, settings)))
+
+    def encode_text(self, text: str, settings: TokenizerSettings) -> list[int]:
         check_text(text, "text", settings.max_text_bytes)
         if settings.nfc:
             text = unicodedata.normalize("NFC", text)
@@ -55,7 +68,7 @@ class MistralPrompts:
                 start = match.end()
         return ids + self._encode_piece(text[start:])
 
-    def encode_chat(self, chat: ChatPrompt, settings: TokenizerSettings) -> Sequence[int]:
+    def encode_chat(self, chat: ChatPrompt, settings: TokenizerSettings) -> list[int]:
         for name in chat.template_args:
             if name not in _ARGUMENTS:
                 rule = f"must not set {name}: the model's chats follow no template"

@@ -60,7 +60,7 @@ class TokenizerNode(Resource):
         server = MeshServer(self._listen, service_names=[SERVICE_NAME], tls=self._tls)
         service = TokenizerService(Backend(encoder, threads, control, reporter))
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(service, server.server)
-        reporter.watch(METRICS, service.counts.read)
+        reporter.watch(METRICS, lambda: service.counts.read(encoder.counts))
         await stack.enter_async_context(server)
         await server.set_serving(True)
         self.address = server.address

@@ -7,50 +7,57 @@ Here: the families whose chats a Jinja2 template turns into text. Mistral's are 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
 from typing import Protocol
 
 from tokenizers import Tokenizer
 
 from services.core.errors import InvalidArgument
 from services.core.settings import TokenizerSettings
+from services.tokenizer.pieces import CacheCounts, Draft, PieceEncoder
 from services.tokenizer.template import ChatPrompt, ChatTemplate
 
 
 class PromptEncoder(Protocol):
-    """Raises InvalidArgument naming `text` or `chat`."""
+    """Raises InvalidArgument naming `text` or `chat`, also when a draft is finished.
 
-    def encode_text(self, text: str, settings: TokenizerSettings) -> Sequence[int]:
+    `root`: of the prompt's prefix keys. Nothing is kept of a prompt for one with another root.
+    """
+
+    @property
+    def counts(self) -> CacheCounts: ...
+
+    def begin_text(self, text: str, root: bytes, settings: TokenizerSettings) -> Draft:
         """Nothing is added; control tokens' spelling becomes control tokens."""
         ...
 
-    def encode_chat(self, chat: ChatPrompt, settings: TokenizerSettings) -> Sequence[int]: ...
+    def begin_chat(self, chat: ChatPrompt, root: bytes, settings: TokenizerSettings) -> Draft: ...
 
 
 class TemplatedPrompts:
     """A chat is the text that the template makes of it, `None` where the model has none."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
-        self._tokenizer = tokenizer
+        self._pieces = PieceEncoder(tokenizer)
         self._template = template
 
-    def encode_text(self, text: str, settings: TokenizerSettings) -> Sequence[int]:
-        return self._encode(text, "text", settings)
+    @property
+    def counts(self) -> CacheCounts:
+        return self._pieces.counts
 
-    def encode_chat(self, chat: ChatPrompt, settings: TokenizerSettings) -> Sequence[int]:
+    def begin_text(self, text: str, root: bytes, settings: TokenizerSettings) -> Draft:
+        return self._begin(text, "text", root, settings)
+
+    def begin_chat(self, chat: ChatPrompt, root: bytes, settings: TokenizerSettings) -> Draft:
         if self._template is None:
             raise InvalidArgument.of("chat", "the model has no chat template; send text")
         rendered = self._template.render(chat, max_characters=settings.max_text_bytes)
-        return self._encode(rendered, "chat", settings)
+        return self._begin(rendered, "chat", root, settings)
 
-    def _encode(self, text: str, field: str, settings: TokenizerSettings) -> Sequence[int]:
+    def _begin(self, text: str, field: str, root: bytes, settings: TokenizerSettings) -> Draft:
         check_text(text, field, settings.max_text_bytes)
         if settings.nfc:
             text = unicodedata.normalize("NFC", text)
-        # `encode` would hold the GIL, and with it the event loop, until it is done;
-        # a batch of one does not.
-        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        return encoding.ids
+        return self._pieces.begin(text, root, max_bytes=settings.cache_bytes)
 
 
 def check_text(text: str, field: str, max_bytes: int) -> None:

@@ -7,9 +7,11 @@ import random
 from collections.abc import Sequence
 
 from services.core.settings import TokenizerSettings
+from services.core.tokens import unpack
 from services.models.catalog import find_model
 from services.models.loading import load_tokenizer
 from services.observer.spelling import Spelling
+from services.tokenizer.pieces import Draft
 from services.tokenizer.prompts import TemplatedPrompts
 from services.tokenizer.template import ChatPrompt, ChatTemplate
 
@@ -37,11 +39,16 @@ def chat(system: str, *turns: str) -> Sequence[int]:
     messages = [{"role": "system", "content": system}]
     messages += [{"role": roles[n % 2], "content": turn} for n, turn in enumerate(turns)]
     prompt = ChatPrompt(messages, None, True, {})
-    return _model()[1].encode_chat(prompt, TokenizerSettings())
+    return _ids(_model()[1].begin_chat(prompt, b"", TokenizerSettings()))
 
 
 def text(content: str) -> Sequence[int]:
-    return _model()[1].encode_text(content, TokenizerSettings())
+    return _ids(_model()[1].begin_text(content, b"", TokenizerSettings()))
+
+
+def _ids(draft: Draft) -> Sequence[int]:
+    ids: list[int] = unpack(draft.finish(), field="token_ids").tolist()
+    return ids
 
 
 def prose(seed: int, num_words: int) -> str:

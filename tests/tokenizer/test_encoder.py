@@ -141,7 +141,7 @@ def test_model_without_a_template_takes_no_chat(encoder: Encoder) -> None:
 
 
 def test_other_threads_run_while_a_long_text_is_encoded(encoder: Encoder) -> None:
-    text = "The quick brown fox. " * 40_000
+    text = "".join(f"The quick brown fox {number}. " for number in range(32_000))
     encoding = threading.Thread(target=encode, args=(encoder, text))
     started_s = time.monotonic()
     encoding.start()

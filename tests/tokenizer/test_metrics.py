@@ -5,10 +5,13 @@ import asyncio
 import pytest
 
 from services.tokenizer.metrics import METRICS, Counts
+from services.tokenizer.pieces import CacheCounts
 
 
 def values(counts: Counts) -> dict[str, float]:
-    return {each.name.rpartition(".")[2]: each.value for each in counts.read()}
+    return {
+        each.name.rpartition(".")[2]: each.value for each in counts.read(CacheCounts(5, 7, 900))
+    }
 
 
 def test_prompts_are_counted_when_they_are_encoded_and_when_they_are_not() -> None:
@@ -20,5 +23,10 @@ def test_prompts_are_counted_when_they_are_encoded_and_when_they_are_not() -> No
         raise ValueError("no")
     with pytest.raises(asyncio.CancelledError), counts.encoding():
         raise asyncio.CancelledError
-    assert values(counts) == {"prompts": 1, "tokens": 12, "failed": 2, "running": 0}
-    assert {each.name for each in counts.read()} == {metric.name for metric in METRICS}
+    assert values(counts) == {
+        **{"prompts": 1, "tokens": 12, "failed": 2, "running": 0},
+        **{"hit": 5, "miss": 7, "size": 900},
+    }
+    assert {each.name for each in counts.read(CacheCounts(5, 7, 900))} == {
+        metric.name for metric in METRICS
+    }
