@@ -18,6 +18,7 @@ from services.cli import (
     bench_route,
     bench_streams,
     bench_telemetry,
+    bench_tokenize,
     rpc,
 )
 
@@ -52,7 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench_bubbles.add_arguments(idle)
     overhead = benchmarks.add_parser("overhead", help="what the service layer costs")
     bench_overhead.add_arguments(overhead)
-    for parser in (overhead, told, closed, shared, kv, edge, route, ladder, idle, many):
+    tokens = benchmarks.add_parser(
+        "tokenize", help="what encoding costs, and what ids of what was seen before save"
+    )
+    bench_tokenize.add_arguments(tokens)
+    for parser in (tokens, told, closed, shared, kv, edge, route, ladder, overhead, idle, many):
         parser.add_argument("--json", action="store_true", help="end with one line of JSON")
 
 
@@ -60,6 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
     match arguments.benchmark:
         case "route":
             return _end(rpc.readably(bench_route.measure, arguments), bench_route.show, arguments)
+        case "tokenize":
+            document = rpc.readably(bench_tokenize.measure, arguments)
+            return _end(document, bench_tokenize.show, arguments)
         case "ladder":
             document = rpc.readably(bench_ladder.measure, arguments)
             _end(document, bench_ladder.show, arguments)
