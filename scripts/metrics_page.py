@@ -14,13 +14,13 @@ from typing import NamedTuple
 from kvstore import metrics as kvstore
 from router import operators as router
 from services.core.metrics import Metric
+from services.encoding import metrics as tokenizer
 from services.gateway import metrics as gateway
 from services.observer.exposition import series_names
 from services.observer.metrics import OWN_METRICS
 from services.observer.request_metrics import RequestMetrics
 from services.observer.series import Kind
 from services.runtime import lag
-from services.tokenizer import metrics as tokenizer
 from worker import metrics as worker
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"

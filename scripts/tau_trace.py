@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 from services.bench.workload_traces import FORMAT, VERSION
 from services.core.settings import MeshSettings, TokenizerSettings
 from services.core.tokens import BYTES_PER_TOKEN
-from services.tokenizer.encoder import Encoder
-from services.tokenizer.node import load_encoder
-from services.tokenizer.template import ChatPrompt
+from services.encoding.encoder import Encoder
+from services.encoding.loading import load_encoder
+from services.encoding.template import ChatPrompt
 
 BLOCK_TOKENS = 16
 SOURCE = "sierra-research/tau-bench (59a200c), MIT, Copyright (c) 2024 Sierra; Qwen3 tokens"

@@ -18,9 +18,9 @@ from services.bench.reuse import WORDS
 from services.core.keys import extend_keys, root_key
 from services.core.settings import MeshSettings, TokenizerSettings
 from services.core.tokens import BYTES_PER_TOKEN
-from services.tokenizer.encoder import Encoder, Prompt
-from services.tokenizer.node import load_encoder
-from services.tokenizer.template import ChatPrompt, ChatTemplate
+from services.encoding.encoder import Encoder, Prompt
+from services.encoding.loading import load_encoder
+from services.encoding.template import ChatPrompt, ChatTemplate
 
 NUM_ROUNDS = 40
 # WORDS are one token each, and a message has some beside.

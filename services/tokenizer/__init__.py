@@ -1,1 +1,1 @@
-"""Text or chats to token ids and prefix keys."""
+"""TokenizerService: what encodes, for every router of a mesh."""

@@ -10,21 +10,14 @@ from contextlib import AsyncExitStack
 
 from firsttoken.control.v1 import control_pb2
 from firsttoken.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
-from services.core.settings import MeshSettings
-from services.models.catalog import Kind, ModelFiles, find_model
-from services.models.loading import load_tokenizer, load_vocabulary
-from services.models.vocabulary import Vocabulary
+from services.encoding.loading import load_encoder
+from services.encoding.metrics import METRICS
 from services.runtime.membership import ControlClient
 from services.runtime.reporter import Reporter
 from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
-from services.runtime.startup import StartupError
 from services.runtime.tls import Tls
-from services.tokenizer.encoder import Encoder
-from services.tokenizer.metrics import METRICS
-from services.tokenizer.prompts import PromptEncoder, TemplatedPrompts
 from services.tokenizer.service import Backend, TokenizerService
-from services.tokenizer.template import ChatTemplate
 
 SERVICE_NAME = tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name
 
@@ -81,35 +74,3 @@ class TokenizerNode(Resource):
             detail="loading the vocabulary",
             pid=os.getpid(),
         )
-
-
-def load_encoder(mesh: MeshSettings) -> Encoder:
-    """Reads files: takes tenths of a second.
-
-    Raises InvalidArgument when there is no such model, StartupError when its files
-    are not what they should be.
-    """
-    files = find_model(mesh.model)
-    try:
-        vocabulary, prompts = _load(files)
-    except (OSError, ValueError) as error:
-        raise StartupError(f"cannot load the model {files.name}: {error}") from error
-    return Encoder(
-        model=files.name,
-        block_tokens=mesh.block_tokens,
-        vocabulary=vocabulary,
-        prompts=prompts,
-    )
-
-
-def _load(files: ModelFiles) -> tuple[Vocabulary, PromptEncoder]:
-    if files.kind is Kind.TEKKEN:
-        # An optional dependency, and 0.4 s of imports that other models do without.
-        from services.tokenizer.mistral import MistralPrompts
-
-        vocabulary = load_vocabulary(files)
-        return vocabulary, MistralPrompts(files.path, vocabulary)
-    vocabulary, tokenizer = load_tokenizer(files)
-    source, special_tokens = vocabulary.chat_template, vocabulary.special_tokens
-    template = ChatTemplate(source, special_tokens=special_tokens) if source else None
-    return vocabulary, TemplatedPrompts(tokenizer, template)

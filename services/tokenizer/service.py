@@ -8,16 +8,15 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import NamedTuple, TypeVar
 
-from google.protobuf.message import Message
-
 from firsttoken.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.core import attributes as names
-from services.core.errors import InvalidArgument, MeshError
-from services.core.keys import join_keys
+from services.core.errors import MeshError
 from services.core.ledger import Ledger, Segment
-from services.core.settings import MeshConfig, TokenizerSettings
+from services.core.settings import MeshConfig
 from services.core.tokens import BYTES_PER_TOKEN
-from services.runtime.channels import MAX_MESSAGE_BYTES
+from services.encoding.encoder import EncodedPrompt, Encoder
+from services.encoding.metrics import Counts
+from services.encoding.requests import begin, check_model, check_size, to_response
 from services.runtime.delays import inject
 from services.runtime.membership import ControlClient
 from services.runtime.protocol import tell_ledger
@@ -25,9 +24,6 @@ from services.runtime.reporter import Reporter
 from services.runtime.server import Context
 from services.runtime.telemetry import TraceContext
 from services.runtime.timing import spending
-from services.tokenizer.chat import parse_chat
-from services.tokenizer.encoder import EncodedPrompt, Encoder, Prompt
-from services.tokenizer.metrics import Counts
 
 T = TypeVar("T")
 
@@ -58,19 +54,14 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self, request: tokenizer_pb2.EncodeRequest, context: Context
     ) -> tokenizer_pb2.EncodeResponse:
         ledger = Ledger(time.monotonic())
-        self._check_model(request.model)
+        check_model(request.model, self._backend.encoder)
         backend = self._backend
         try:
             with self.counts.encoding():
                 encoded = await _encode(backend, request, ledger)
             await inject(backend.config.debug.delay_ms.tokenizer_unowned)
             with spending(ledger, Segment.PREPROCESS):
-                response = tokenizer_pb2.EncodeResponse(
-                    token_ids=encoded.token_ids,
-                    prefix_keys=join_keys(encoded.prefix_keys),
-                    block_tokens=backend.encoder.block_tokens,
-                )
-                _check_size(response, request.WhichOneof("input") or "input")
+                response = to_response(encoded, backend.encoder, request)
             response.encode_ms = ledger.spent_s(Segment.PREPROCESS) * 1000
             response.total_ms = (time.monotonic() - ledger.arrived_s) * 1000
         except MeshError as error:
@@ -86,7 +77,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def Decode(
         self, request: tokenizer_pb2.DecodeRequest, context: Context
     ) -> tokenizer_pb2.DecodeResponse:
-        self._check_model(request.model)
+        check_model(request.model, self._backend.encoder)
         encoder = self._backend.encoder
         text = await self._backend.run(
             lambda: encoder.decode(
@@ -94,13 +85,13 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             )
         )
         response = tokenizer_pb2.DecodeResponse(text=text)
-        _check_size(response, "token_ids")
+        check_size(response, "token_ids")
         return response
 
     async def GetInfo(
         self, request: tokenizer_pb2.GetInfoRequest, context: Context
     ) -> tokenizer_pb2.GetInfoResponse:
-        self._check_model(request.model)
+        check_model(request.model, self._backend.encoder)
         encoder = self._backend.encoder
         vocabulary = encoder.vocabulary
         return tokenizer_pb2.GetInfoResponse(
@@ -113,18 +104,6 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             nfc=self._backend.config.tokenizer.nfc,
         )
 
-    def _check_model(self, model: str) -> None:
-        served = self._backend.encoder.model
-        if model not in ("", served):
-            raise InvalidArgument.of("model", f"must be {served}, the model served; got {model}")
-
-
-def _check_size(response: Message, field: str) -> None:
-    """Raises InvalidArgument for an answer that is too long to be sent."""
-    if (num_bytes := response.ByteSize()) > MAX_MESSAGE_BYTES:
-        rule = f"must be shorter: the answer has {num_bytes} bytes, of {MAX_MESSAGE_BYTES} at most"
-        raise InvalidArgument.of(field, rule)
-
 
 async def _encode(
     backend: Backend, request: tokenizer_pb2.EncodeRequest, ledger: Ledger
@@ -132,29 +111,9 @@ async def _encode(
     config = backend.config
     try:
         await inject(config.debug.delay_ms.tokenizer_encode)
-        return await backend.run(lambda: _encode_now(backend.encoder, request, config.tokenizer))
+        return await backend.run(lambda: begin(backend.encoder, request, config.tokenizer).finish())
     finally:
         ledger.record(Segment.PREPROCESS, ledger.arrived_s, time.monotonic())
-
-
-def _encode_now(
-    encoder: Encoder, request: tokenizer_pb2.EncodeRequest, settings: TokenizerSettings
-) -> EncodedPrompt:
-    prompt = _prompt(request, settings)
-    return encoder.encode(
-        prompt, tenant=request.tenant, cache_salt=request.cache_salt, settings=settings
-    )
-
-
-def _prompt(request: tokenizer_pb2.EncodeRequest, settings: TokenizerSettings) -> Prompt:
-    match request.WhichOneof("input"):
-        case "text":
-            return request.text
-        case "chat":
-            return parse_chat(request.chat, settings)
-        case "token_ids":
-            return request.token_ids
-    raise InvalidArgument.of("input", "must be one of text, chat and token_ids")
 
 
 def _trace(

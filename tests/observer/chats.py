@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 from services.core.settings import TokenizerSettings
 from services.core.tokens import unpack
+from services.encoding.pieces import Draft
+from services.encoding.prompts import TemplatedPrompts
+from services.encoding.template import ChatPrompt, ChatTemplate
 from services.models.catalog import find_model
 from services.models.loading import load_tokenizer
 from services.observer.spelling import Spelling
-from services.tokenizer.pieces import Draft
-from services.tokenizer.prompts import TemplatedPrompts
-from services.tokenizer.template import ChatPrompt, ChatTemplate
 
 MODEL = "smollm2-135m-instruct"
 _WORDS = (

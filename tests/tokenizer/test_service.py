@@ -27,11 +27,12 @@ from services.core.keys import root_key, split_keys
 from services.core.ledger import Ledger, Segment
 from services.core.settings import MeshConfig, MeshSettings
 from services.core.tokens import pack
+from services.encoding.loading import load_encoder
 from services.observer.node import ObserverNode
 from services.runtime.channels import open_channel
 from services.runtime.membership import ControlClient
 from services.runtime.reporter import Reporter
-from services.tokenizer.node import TokenizerNode, load_encoder
+from services.tokenizer.node import TokenizerNode
 from services.tokenizer.service import Backend, _encode
 from tests.runtime.collector import collecting
 

@@ -21,10 +21,10 @@ from tokenizers import (
     trainers,
 )
 
+from services.encoding.borders import Borders, read_borders
 from services.models.catalog import find_model
 from services.models.hugging_face import read_tokenizer
 from services.models.loading import load_tokenizer
-from services.tokenizer.borders import Borders, read_borders
 
 QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 from tokenizers import Tokenizer
 
 from services.core.tokens import BYTES_PER_TOKEN, pack
-from services.tokenizer.borders import read_borders
+from services.encoding.borders import read_borders
 
 # The library encodes several texts on all cores. Of shorter ones, waking them costs more.
 PARALLEL_CHARACTERS = 16_384

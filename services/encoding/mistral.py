@@ -19,10 +19,10 @@ from pydantic import ValidationError
 from services.core.errors import InvalidArgument
 from services.core.settings import TokenizerSettings
 from services.core.tokens import pack
+from services.encoding.pieces import CacheCounts, Draft
+from services.encoding.prompts import check_text
+from services.encoding.template import ChatPrompt
 from services.models.vocabulary import Vocabulary
-from services.tokenizer.pieces import CacheCounts, Draft
-from services.tokenizer.prompts import check_text
-from services.tokenizer.template import ChatPrompt
 
 # What some of the versions take beside the chat; the others refuse it themselves.
 _ARGUMENTS = ("reasoning_effort",)

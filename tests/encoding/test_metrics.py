@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from services.tokenizer.metrics import METRICS, Counts
-from services.tokenizer.pieces import CacheCounts
+from services.encoding.metrics import METRICS, Counts
+from services.encoding.pieces import CacheCounts
 
 
 def values(counts: Counts) -> dict[str, float]:

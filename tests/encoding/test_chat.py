@@ -8,8 +8,8 @@ import pytest
 from firsttoken.common.v1.common_pb2 import Chat, ChatMessage, ToolCall
 from services.core.errors import InvalidArgument
 from services.core.settings import TokenizerSettings
-from services.tokenizer.chat import parse_chat
-from services.tokenizer.template import ChatPrompt
+from services.encoding.chat import parse_chat
+from services.encoding.template import ChatPrompt
 
 USER = ChatMessage(role="user", content="Hi")
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.core.tokens import pack
+from services.encoding.pieces import CacheCounts, PieceCache, PieceEncoder
 from services.models.catalog import find_model
 from services.models.loading import load_tokenizer
-from services.tokenizer.pieces import CacheCounts, PieceCache, PieceEncoder
 
 ROOT, OTHER_ROOT = b"root", b"other"
 MAX_BYTES = 1 << 20

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from services.core.errors import InvalidArgument
 from services.core.settings import TokenizerSettings
+from services.encoding.mistral import MistralPrompts
+from services.encoding.template import ChatPrompt
 from services.models.catalog import Kind, ModelFiles
 from services.models.loading import load_vocabulary
 from services.models.vocabulary import Vocabulary
-from services.tokenizer.mistral import MistralPrompts
-from services.tokenizer.template import ChatPrompt
 
 SETTINGS = TokenizerSettings()
 BOS, INST, END_INST = 1, 3, 4

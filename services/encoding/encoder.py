@@ -13,10 +13,10 @@ from services.core.errors import InvalidArgument
 from services.core.keys import extend_keys, root_key
 from services.core.settings import TokenizerSettings
 from services.core.tokens import unpack
+from services.encoding.pieces import CacheCounts, Draft
+from services.encoding.prompts import PromptEncoder
+from services.encoding.template import ChatPrompt
 from services.models.vocabulary import Vocabulary
-from services.tokenizer.pieces import CacheCounts, Draft
-from services.tokenizer.prompts import PromptEncoder
-from services.tokenizer.template import ChatPrompt
 
 # Text, a chat, or packed token ids.
 Prompt: TypeAlias = str | ChatPrompt | bytes

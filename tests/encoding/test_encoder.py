@@ -12,10 +12,10 @@ from services.core.errors import InvalidArgument
 from services.core.keys import root_key
 from services.core.settings import MeshSettings, TokenizerSettings
 from services.core.tokens import pack
-from services.tokenizer.encoder import EncodedPrompt, Encoder, Prompt
-from services.tokenizer.node import load_encoder
-from services.tokenizer.prompts import TemplatedPrompts
-from services.tokenizer.template import ChatPrompt
+from services.encoding.encoder import EncodedPrompt, Encoder, Prompt
+from services.encoding.loading import load_encoder
+from services.encoding.prompts import TemplatedPrompts
+from services.encoding.template import ChatPrompt
 
 BLOCK_TOKENS = 8
 USER = {"role": "user", "content": "Hi"}

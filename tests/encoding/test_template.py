@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from services.core.errors import InvalidArgument
+from services.encoding.template import ChatPrompt, ChatTemplate
 from services.models.catalog import find_model
 from services.models.gguf import read_metadata
 from services.models.vocabulary import Vocabulary
-from services.tokenizer.template import ChatPrompt, ChatTemplate
 
 MODEL = Vocabulary.from_metadata(read_metadata(find_model("smollm2-135m-instruct").gguf_path))
 

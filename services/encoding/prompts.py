@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from services.core.errors import InvalidArgument
 from services.core.settings import TokenizerSettings
-from services.tokenizer.pieces import CacheCounts, Draft, PieceEncoder
-from services.tokenizer.template import ChatPrompt, ChatTemplate
+from services.encoding.pieces import CacheCounts, Draft, PieceEncoder
+from services.encoding.template import ChatPrompt, ChatTemplate
 
 
 class PromptEncoder(Protocol):

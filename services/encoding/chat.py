@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeAlias
 from firsttoken.common.v1 import common_pb2
 from services.core.errors import InvalidArgument, Violation
 from services.core.settings import TokenizerSettings
-from services.tokenizer.template import ChatPrompt
+from services.encoding.template import ChatPrompt
 
 Object: TypeAlias = dict[str, Any]
 

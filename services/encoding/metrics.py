@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from services.core.metrics import Metric, Sample
-from services.tokenizer.pieces import CacheCounts
+from services.encoding.pieces import CacheCounts
 
 _PROMPTS = Metric("firsttoken.tokenizer.prompts", "{prompt}", "Prompts encoded.", True)
 _FAILED = Metric("firsttoken.tokenizer.failed", "{prompt}", "Prompts that were not encoded.", True)
