@@ -65,6 +65,7 @@ class Mesh:
         self.recorder.configure(snapshot)
         self.telling = Telling()
         self.tokenizers = Tokenizers(channels)
+        self.tokenizers.embedded.configure(snapshot.config)
         self.plans = Plans()
         # To be entered by whoever makes this.
         self.following = Following(self.plans, channels, router_id)
@@ -78,6 +79,7 @@ class Mesh:
         self.limits.configure(snapshot.config.tenants, time.monotonic())
         self.dispatcher.configure(snapshot)
         self.recorder.configure(snapshot)
+        self.tokenizers.embedded.configure(snapshot.config)
         self._watch()
 
     def update_members(self, members: Sequence[control_pb2.Member]) -> None:
@@ -161,6 +163,7 @@ class Mesh:
     async def close(self) -> None:
         self.plans.close()
         self.dispatcher.close()
+        await self.tokenizers.embedded.close()
         await self.recorder.close()
 
     def _watch(self) -> None:

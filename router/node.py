@@ -11,6 +11,7 @@ from firsttoken.router.v1 import router_pb2_grpc
 from router import operators
 from router.mesh import Mesh
 from router.service import SERVICE_NAME, InferenceService
+from services.encoding.metrics import METRICS as TOKENIZER_METRICS
 from services.runtime.channels import Channels
 from services.runtime.identity import CallerInterceptor
 from services.runtime.membership import ControlClient
@@ -72,6 +73,7 @@ class RouterNode(Resource):
         await stack.enter_async_context(self._mesh.watching)
         await stack.enter_async_context(self._mesh.following)
         reporter.watch(operators.METRICS, lambda: operators.read_metrics(self._mesh))
+        reporter.watch(TOKENIZER_METRICS, self._mesh.tokenizers.embedded.read_metrics)
         operator_server = MeshServer(
             self._operator_listen, service_names=[operators.SERVICE_NAME], tls=self._tls
         )

@@ -1,4 +1,4 @@
-"""Token ids and prefix keys from whichever tokenizer is ready."""
+"""Token ids and prefix keys: from this process, or from whichever tokenizer is ready."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 import grpc
 
 from firsttoken.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from router.embedded import EmbeddedTokenizer
 from router.peers import Hop, PeerLost, answer_of
 from router.roster import Tokenizer
 from services.core.errors import Unavailable
@@ -29,12 +30,12 @@ class Tokenizers:
         self._ready: tuple[Tokenizer, ...] = ()
         self._turn = 0
         self._changed = asyncio.Event()
+        self.embedded = EmbeddedTokenizer(self._tell)
 
     def update(self, ready: tuple[Tokenizer, ...]) -> None:
         if ready != self._ready:
             self._ready = ready
-            self._changed.set()
-            self._changed = asyncio.Event()
+            self._tell()
 
     async def encode(
         self,
@@ -51,6 +52,8 @@ class Tokenizers:
         """
         problem = "none is ready"
         while True:
+            if self.embedded.ready:
+                return await self.embedded.encode(request, ledger, began_s=began_s)
             for tokenizer in self._in_turn():
                 called_s = time.monotonic()
                 try:
@@ -75,6 +78,10 @@ class Tokenizers:
                     reason="NO_TOKENIZER",
                 )
             await self._wait_for_change(min(RETRY_S, left_s))
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _in_turn(self) -> tuple[Tokenizer, ...]:
         self._turn += 1

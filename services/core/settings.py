@@ -23,6 +23,7 @@ ENGINES = ("llamacpp", "simulated")
 EVICTION_POLICIES = ("s3fifo", "slru", "lru")
 KV_LOAD_MODES = ("auto", "always", "never")
 TOOL_ARGUMENTS = ("parsed", "text")
+TOKENIZE = ("service", "embedded")
 REQUEST_CLASSES = ("interactive", "batch")
 
 
@@ -137,6 +138,12 @@ class TokenizerSettings:
 class RouterSettings:
     routing_strategy: str = setting(
         "kv_aware", "How a worker is chosen.", choices=ROUTING_STRATEGIES
+    )
+    tokenize: str = setting(
+        "service",
+        "Who encodes prompts: the tokenizer service, or the router itself, which spares the call."
+        " Until its vocabulary is loaded, and where it cannot be, the service does.",
+        choices=TOKENIZE,
     )
     index_max_blocks: int = setting(
         1_000_000,

@@ -6,14 +6,15 @@ on an event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from services.core.errors import InvalidArgument
 from services.core.keys import extend_keys, root_key
 from services.core.settings import TokenizerSettings
 from services.core.tokens import unpack
-from services.encoding.pieces import CacheCounts, Draft
+from services.encoding.metrics import CacheCounts
+from services.encoding.pieces import Draft
 from services.encoding.prompts import PromptEncoder
 from services.encoding.template import ChatPrompt
 from services.models.vocabulary import Vocabulary
@@ -30,9 +31,10 @@ class EncodedPrompt(NamedTuple):
 
 
 class BegunPrompt(NamedTuple):
-    """A prompt of which so many characters are still to be encoded: what takes the time."""
+    """A prompt of which these texts are still to be encoded: what takes the time."""
 
-    num_new_characters: int
+    # None: that is not known.
+    new: Sequence[str] | None
     finish: Callable[[], EncodedPrompt]
 
 
@@ -75,14 +77,12 @@ class Encoder:
             model=self.model, block_tokens=self.block_tokens, tenant=tenant, salt=cache_salt
         )
         if isinstance(prompt, bytes):
-            return BegunPrompt(0, lambda: self._with_keys(self._checked_ids(prompt), root))
+            return BegunPrompt((), lambda: self._with_keys(self._checked_ids(prompt), root))
         if isinstance(prompt, str):
             field, draft = "text", self._prompts.begin_text(prompt, root, settings)
         else:
             field, draft = "chat", self._prompts.begin_chat(prompt, root, settings)
-        return BegunPrompt(
-            draft.num_new_characters, lambda: self._with_keys(_some_ids(draft, field), root)
-        )
+        return BegunPrompt(draft.new, lambda: self._with_keys(_some_ids(draft, field), root))
 
     def decode(self, token_ids: bytes, *, skip_special_tokens: bool) -> str:
         """Raises InvalidArgument naming `token_ids`."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from services.core.metrics import Metric, Sample
-from services.encoding.pieces import CacheCounts
 
 _PROMPTS = Metric("firsttoken.tokenizer.prompts", "{prompt}", "Prompts encoded.", True)
 _FAILED = Metric("firsttoken.tokenizer.failed", "{prompt}", "Prompts that were not encoded.", True)
@@ -28,6 +28,14 @@ _BYTES = Metric(
     "firsttoken.tokenizer.cache.size", "By", "Memory for ids of texts seen before.", False
 )
 METRICS = (_PROMPTS, _FAILED, _TOKENS, _RUNNING, _HIT, _MISS, _BYTES)
+
+
+class CacheCounts(NamedTuple):
+    """Tokens found and not found since the start; bytes held now."""
+
+    hit_tokens: int = 0
+    miss_tokens: int = 0
+    num_bytes: int = 0
 
 
 class Counts:

@@ -19,7 +19,8 @@ from pydantic import ValidationError
 from services.core.errors import InvalidArgument
 from services.core.settings import TokenizerSettings
 from services.core.tokens import pack
-from services.encoding.pieces import CacheCounts, Draft
+from services.encoding.metrics import CacheCounts
+from services.encoding.pieces import Draft
 from services.encoding.prompts import check_text
 from services.encoding.template import ChatPrompt
 from services.models.vocabulary import Vocabulary
@@ -48,11 +49,11 @@ class MistralPrompts:
         return CacheCounts()
 
     def begin_text(self, text: str, root: bytes, settings: TokenizerSettings) -> Draft:
-        return Draft(len(text), lambda: pack(self.encode_text(text, settings)))
+        return Draft([text], lambda: pack(self.encode_text(text, settings)))
 
     def begin_chat(self, chat: ChatPrompt, root: bytes, settings: TokenizerSettings) -> Draft:
-        # How long it becomes is not known before, nor is checking it quick.
-        return Draft(settings.max_text_bytes, lambda: pack(self.encode_chat(chat, settings)))
+        # What it becomes is not known before it is checked, which is not quick.
+        return Draft(None, lambda: pack(self.encode_chat(chat, settings)))
 
     def encode_text(self, text: str, settings: TokenizerSettings) -> list[int]:
         check_text(text, "text", settings.max_text_bytes)

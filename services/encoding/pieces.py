@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from services.core.tokens import BYTES_PER_TOKEN, pack
 from services.encoding.borders import read_borders
+from services.encoding.metrics import CacheCounts
 
 # The library encodes several texts on all cores. Of shorter ones, waking them costs more.
 PARALLEL_CHARACTERS = 16_384
@@ -23,14 +24,6 @@ PARALLEL_CHARACTERS = 16_384
 ENTRY_BYTES = 320
 
 _Key: TypeAlias = tuple[bytes, str]
-
-
-class CacheCounts(NamedTuple):
-    """Tokens found and not found since the start; bytes held now."""
-
-    hit_tokens: int = 0
-    miss_tokens: int = 0
-    num_bytes: int = 0
 
 
 class PieceCache:
@@ -93,9 +86,10 @@ def _size(piece: str, ids: bytes) -> int:
 
 
 class Draft(NamedTuple):
-    """A prompt of which is known how much of it is new, before that is encoded."""
+    """A prompt of which is known what of it is new, before that is encoded."""
 
-    num_new_characters: int
+    # None: that is not known.
+    new: Sequence[str] | None
     # To packed ids.
     finish: Callable[[], bytes]
 
@@ -121,7 +115,7 @@ class PieceEncoder:
         pairs = zip(pieces, ids, strict=True)
         # One that comes more than once is encoded once.
         new = list(dict.fromkeys(piece for piece, its_ids in pairs if its_ids is None))
-        return Draft(sum(map(len, new)), lambda: self._finish(pieces, ids, new, root, max_bytes))
+        return Draft(new, lambda: self._finish(pieces, ids, new, root, max_bytes))
 
     def _known(self, pieces: Sequence[str], root: bytes) -> list[bytes | None]:
         texts = [piece for piece in pieces if piece not in self._added_ids]

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 
 from services.core.errors import InvalidArgument
 from services.core.settings import TokenizerSettings
-from services.encoding.pieces import CacheCounts, Draft, PieceEncoder
+from services.encoding.metrics import CacheCounts
+from services.encoding.pieces import Draft, PieceEncoder
 from services.encoding.template import ChatPrompt, ChatTemplate
 
 

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from services.encoding.metrics import METRICS, Counts
-from services.encoding.pieces import CacheCounts
+from services.encoding.metrics import METRICS, CacheCounts, Counts
 
 
 def values(counts: Counts) -> dict[str, float]:

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.core.tokens import pack
-from services.encoding.pieces import CacheCounts, PieceCache, PieceEncoder
+from services.encoding.metrics import CacheCounts
+from services.encoding.pieces import PieceCache, PieceEncoder
 from services.models.catalog import find_model
 from services.models.loading import load_tokenizer
 
@@ -27,7 +28,9 @@ def encode(
 
 
 def num_new(encoder: PieceEncoder, text: str, *, root: bytes = ROOT) -> int:
-    return encoder.begin(text, root, max_bytes=MAX_BYTES).num_new_characters
+    new = encoder.begin(text, root, max_bytes=MAX_BYTES).new
+    assert new is not None
+    return sum(map(len, new))
 
 
 def test_chat_that_goes_on_costs_its_new_message() -> None:
@@ -76,7 +79,7 @@ def test_without_a_cache_every_text_is_encoded_whole_and_nothing_is_kept() -> No
 
     assert encode(encoder, text, max_bytes=0) == whole(text)
     assert encoder.counts.num_bytes == 0
-    assert encoder.begin(text, ROOT, max_bytes=0).num_new_characters == len(text)
+    assert encoder.begin(text, ROOT, max_bytes=0).new == [text]
 
 
 def test_text_without_a_token_has_no_ids_however_often_it_comes() -> None:

@@ -290,3 +290,44 @@ async def test_cannot_start_at_an_address_in_use(mesh: Mesh) -> None:
     second = RouterNode(control=mesh.control.address, listen=mesh.router.address)
     with pytest.raises(StartupError, match=r"cannot listen on .*in use"):
         await second.__aenter__()
+
+
+async def test_encodes_itself_what_a_tokenizer_would(
+    mesh: Mesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    embedded = mesh.router.mesh.tokenizers.embedded
+    chat = [{"role": "user", "content": "Caf\u00e9 42 " * 30}]
+    long = "A long one, word by word. " * 60
+
+    async def usages() -> list[int]:
+        prompts: list[Any] = ["Once upon a time", chat, [1, 2, 3, 4], long]
+        answers = [await mesh.client.complete(prompt, max_tokens=1) for prompt in prompts]
+        return [answer.usage.prompt_tokens for answer in answers]
+
+    async def refusal() -> tuple[Any, ...]:
+        with pytest.raises(MeshError) as failure:
+            await mesh.client.complete("\x04\x06", max_tokens=1)
+        error = failure.value
+        return error.code, error.reason, error.message, error.violations
+
+    by_service = await usages(), await refusal()
+    assert list(embedded.read_metrics()) == []
+    await configure(mesh.control.address, {"router.tokenize": '"embedded"'})
+    await eventually(lambda: embedded.ready, "the vocabulary to be loaded")
+
+    assert (await usages(), await refusal()) == by_service
+    answer = await mesh.client.complete(chat, max_tokens=1)
+    counted = {sample.name.rpartition(".")[2]: sample.value for sample in embedded.read_metrics()}
+    assert (counted["prompts"], counted["failed"], counted["running"]) == (5, 1, 0)
+    assert counted["hit"] > 0
+    assert answer.ledger["preprocess"] > 0
+    delay = "debug.delay_ms.tokenizer_encode"
+    generation = await configure(mesh.control.address, {delay: "60"})
+    await eventually(lambda: mesh.router.mesh.snapshot.generation == generation)
+    answer = await mesh.client.complete(chat, max_tokens=1)
+    # An event loop's timers may be a tick early.
+    assert answer.ledger["preprocess"] > 55
+    await configure(mesh.control.address, {"router.tokenize": '"service"', delay: "0"})
+    await eventually(lambda: not embedded.ready)
+    assert await usages() == by_service[0]
+    assert not caplog.records
