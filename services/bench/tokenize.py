@@ -67,15 +67,22 @@ def measure(*, model: str = "", num_rounds: int = NUM_ROUNDS) -> dict[str, Any]:
     }
 
 
-def _prompts(chance: random.Random) -> Mapping[str, Callable[[], Prompt]]:
-    """Each makes another prompt at each call."""
-    text, chat = _words(chance, SHARED_WORDS), _chat(chance)
+def make_chats(chance: random.Random) -> Mapping[str, Callable[[], ChatPrompt]]:
+    """Each makes another one at each call."""
+    chat = _chat(chance)
     return {
         "a chat of 100 tokens, all new": lambda: _asking(chance, _EMPTY),
         "a chat seen before, 100 tokens new": lambda: _asking(chance, chat),
+        "a chat of 4,000 tokens, all new": lambda: _chat(chance),
+    }
+
+
+def _prompts(chance: random.Random) -> Mapping[str, Callable[[], Prompt]]:
+    text = _words(chance, SHARED_WORDS)
+    return {
+        **make_chats(chance),
         "a text seen before, 100 tokens new": lambda: f"{text} {_words(chance, NEW_WORDS)}",
         "a text of 4,000 tokens, all new": lambda: _words(chance, SHARED_WORDS),
-        "a chat of 4,000 tokens, all new": lambda: _chat(chance),
     }
 
 

@@ -5,25 +5,44 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from services.bench import tokenize
+from firsttoken.client import MeshClient
+from services.bench import tokenize, tokenize_live
+from services.cli import rpc
 from services.cli.failures import CANNOT_START, Failure
+from services.cli.figures import show_figures
+from services.cli.plans import run_quiet_mesh
 from services.runtime.startup import StartupError
+
+REQUESTS_PER_TURN = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "--model", default="", metavar="MODEL", help="whose tokenizer (default: the embedded one's)"
-    )
+    add("--model", default="", metavar="MODEL",
+        help="whose tokenizer (default: the built-in model's)")  # fmt: skip
     add("--rounds", type=_count, default=tokenize.NUM_ROUNDS, metavar="N",
         help=f"prompts of each kind (default {tokenize.NUM_ROUNDS})")  # fmt: skip
+    add("--live", type=_count, default=0, metavar="TURNS",
+        help="also run a mesh, in which router and tokenizer service encode by turns")  # fmt: skip
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     try:
-        return tokenize.measure(model=arguments.model, num_rounds=arguments.rounds)
+        document = tokenize.measure(model=arguments.model, num_rounds=arguments.rounds)
+        if arguments.live:
+            document["live"] = rpc.run(_measure_live(arguments.live))
     except StartupError as error:
         raise Failure(str(error), exit_status=CANNOT_START) from error
+    return document
+
+
+async def _measure_live(num_turns: int) -> dict[str, Any]:
+    mesh = run_quiet_mesh(tokenize_live.CONFIG, num_workers=1, with_kvstore=False)
+    async with mesh as running, MeshClient(running.router) as client:
+        measuring = tokenize_live.measure(
+            client, running.control, num_turns=num_turns, requests_per_turn=REQUESTS_PER_TURN
+        )
+        return await running.run_beside(measuring)
 
 
 def show(document: dict[str, Any]) -> None:
@@ -41,6 +60,8 @@ def show(document: dict[str, Any]) -> None:
         f"Of a chat seen before, {parts['all']:.0f} us: the template {parts['template']:.0f},"
         f" prefix keys {parts['prefix_keys']:.0f}"
     )
+    if live := document.get("live"):
+        print(*show_figures({"in a mesh": live}, ""), sep="\n")
 
 
 def _count(text: str) -> int:
