@@ -42,6 +42,12 @@ class Echo(inference_pb2_grpc.InferenceServiceServicer):
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, said)
         yield inference_pb2.GenerateResponse()
 
+    async def Plan(
+        self, request: inference_pb2.PlanRequest, context: Any
+    ) -> inference_pb2.PlanResponse:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "as a router of an older version")
+        raise AssertionError
+
 
 def make_server(directory: Path | None) -> MeshServer:
     tls = Tls(directory) if directory else None
