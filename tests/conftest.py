@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+import gc
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -31,6 +32,19 @@ settings.load_profile("firsttoken")
 
 
 Loaded = TypeVar("Loaded")
+Collected = TypeVar("Collected")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Collected, Collected]:
+    """What is collected stays: no collection of garbage need look at it, then or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
