@@ -396,15 +396,15 @@ class WorkerSettings:
         low=1,
         high=3_600_000,
     )
-    max_waiting: int = setting(
-        256, "Requests that may wait inside a worker; one more is refused.", low=0, high=100_000
-    )
     max_unread_tokens: int = setting(
         4096,
         "Most tokens of an answer that wait in a worker for whoever reads it slowly; with more, the"
         " answer ends.",
         low=16,
         high=1 << 20,
+    )
+    max_waiting: int = setting(
+        256, "Requests that may wait inside a worker; one more is refused.", low=0, high=100_000
     )
     simulated: SimulatedSettings = field(default_factory=SimulatedSettings)
 
