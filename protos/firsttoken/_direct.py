@@ -257,13 +257,16 @@ class DirectCall:
             self._is_fetching = False  # its status is all that is left
 
     def _with_ledger(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
-        """After the first token, time is no part of a ledger any more."""
-        told = told_ledger(error)
-        if told is None or self._first is not None:
-            return error
+        """Up to the first token, or to the failure where there was none."""
         now_s = time.monotonic()
-        spend(self._before, told, seen_s=now_s - self._called_s)
-        self._before.total_ms = (now_s - self._started_s) * 1e3
+        if self._first is not None:
+            _, seen_s, total_s, told = self._first
+        elif (failed := told_ledger(error)) is not None:
+            seen_s, total_s, told = now_s - self._called_s, now_s - self._started_s, failed
+        else:
+            return error
+        spend(self._before, told, seen_s=seen_s)
+        self._before.total_ms = total_s * 1e3
         return with_ledger(error, self._before)
 
     def _remaining_s(self) -> float | None:

@@ -119,6 +119,8 @@ async def at_rest(mesh: Mesh) -> None:
     assert tier2_of(mesh).stats.num_pending_writes == 0
     assert store.tier1.index.num_reserved == 0
     store.check_integrity()
+    # The worker says that the last answer has ended.
+    await eventually(lambda: not mesh.router.mesh.plans.num_open)
     mesh.router.mesh.dispatcher.check_idle()
 
 
