@@ -189,7 +189,7 @@ def test_a_change_of_something_unknown_lists_only_its_own_section() -> None:
         "known here: mesh, control, tokenizer, router, worker, kvstore, gateway, telemetry,"
         " observer, tenants, debug"
     )
-    assert worker.endswith("worker.max_unread_tokens, worker.simulated")
+    assert worker.endswith("worker.max_waiting, worker.simulated")
 
 
 @pytest.mark.parametrize("section", ["telemetry", "worker.simulated"])
