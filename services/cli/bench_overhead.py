@@ -18,7 +18,10 @@ from services.cli import overhead_tables, rpc
 from services.cli.failures import CANNOT_START, Failure
 from services.cli.page_file import add_plot_option, check_writable
 from services.cli.plans import run_quiet_mesh
+from services.cli.settings import parse_assignments
+from services.core.config import change
 from services.core.errors import InvalidArgument
+from services.core.settings import MeshConfig
 from services.runtime.startup import StartupError
 
 DEFAULTS = overhead.Plan()
@@ -75,6 +78,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long the open loop lasts for each row and load (default: %(default)g)",
     )
     add(
+        "--set",
+        action="append",
+        default=[],
+        dest="assignments",
+        metavar="KEY=VALUE",
+        help="a setting of the mesh that is measured; may be repeated",
+    )
+    add(
         "--command",
         default="",
         metavar="CMD",
@@ -99,10 +110,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Tells on stderr how far it is. Raises InvalidArgument and Failure."""
     plan = read_plan(arguments)
+    config = change(overhead.CONFIG, parse_assignments(arguments.assignments))
     foreign = read_foreign(arguments)
     check_writable(arguments.plot)
     try:
-        document = uvloop.run(_measure(plan, foreign))
+        document = uvloop.run(_measure(config, plan, foreign))
     except StartupError as error:  # this machine lacks something
         raise Failure(str(error), exit_status=CANNOT_START) from error
     except MeshError as error:
@@ -146,8 +158,10 @@ def read_foreign(arguments: argparse.Namespace) -> Foreign | None:
     return foreign if foreign.line else None
 
 
-async def _measure(plan: overhead.Plan, foreign: Foreign | None) -> dict[str, Any]:
-    mesh = run_quiet_mesh(overhead.CONFIG, num_workers=1, with_kvstore=False, with_gateway=True)
+async def _measure(
+    config: MeshConfig, plan: overhead.Plan, foreign: Foreign | None
+) -> dict[str, Any]:
+    mesh = run_quiet_mesh(config, num_workers=1, with_kvstore=False, with_gateway=True)
     async with mesh as running:
         measuring = overhead.measure(
             running.router, running.control, running.http, plan, foreign=foreign, tell=_tell
