@@ -152,17 +152,15 @@ class Scheduler:
         `start` is called for a prompt whose turn has come, to bring in what is
         cached of it: it sets `started_s` and `num_computed`.
         """
-        active = [
-            each
-            for each in self._running.values()
-            if not (each.held or each.finished or each.cancelled)
-        ]
-        decoding = [each for each in active if decodes and not each.prefilling]
-        planned = list(map(Planned, decoding, _decode_works(decoding)))
-        prefilling = [each for each in active if each.prefilling] if prompts else []
-        if not prefilling:
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
+        for each in self._running.values():
+            if not (each.held or each.finished or each.cancelled):
+                (prefilling if each.num_computed < each.num_input else decoding).append(each)
+        planned = _plan_decodes(decoding) if decodes else []
+        if not (prefilling and prompts):
             return planned
-        left = self._budget.prompt_tokens(len(decoding))
+        left = self._budget.prompt_tokens(len(planned))
         for sequence in self._in_order(prefilling):
             if left <= 0:
                 break
@@ -218,8 +216,10 @@ class Scheduler:
         return Work(sequence.slot, position, sequence.input_ids[position:end], wanted)
 
 
-def _decode_works(sequences: Collection[Sequence]) -> Iterable[Work]:
+def _plan_decodes(sequences: list[Sequence]) -> list[Planned]:
     """The last token of each."""
-    last = np.array([each.answer[-1] for each in sequences], np.uint32)
-    for index, sequence in enumerate(sequences):
-        yield Work(sequence.slot, sequence.num_computed, last[index : index + 1], True)
+    last = np.array([each.answer[-1] for each in sequences], np.uint32).reshape(-1, 1)
+    return [
+        Planned(each, Work(each.slot, each.num_computed, token, True))
+        for each, token in zip(sequences, last, strict=True)
+    ]

@@ -15,12 +15,13 @@ from services.cli.plans import run_quiet_mesh
 STEP_S = 0.02
 
 
-async def test_streams_and_bubbles_are_measured() -> None:
+async def test_streams_and_bubbles_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (streams, bubbles):
+        monkeypatch.setattr(module, "SETTLE_S", 0.1)
     config = replace(streams.CONFIG, worker=replace(streams.CONFIG.worker, num_slots=64))
     async with run_quiet_mesh(config, num_workers=1, with_kvstore=False) as mesh:
-        for through in ("worker", "router"):
-            async with streams.place(mesh.control, mesh.router, through=through) as at:
-                document = await streams.measure(at, num_streams=[4], window_s=0.5)
+        async with streams.place(mesh.control, mesh.router, through="router") as at:
+            document = await streams.measure(at, num_streams=[4], window_s=0.5)
         async with streams.place(mesh.control, mesh.router, through="worker") as at:
             slow = await streams.measure_slow(at, window_s=0.5, num_turns=1)
         idle = await bubbles.measure(mesh.router, mesh.control, step_ms=20.0, window_s=0.5)

@@ -202,7 +202,9 @@ def _sharpen_timers() -> None:
 
 
 def _sleep_until(end_s: float) -> None:
-    time.sleep(max(0.0, end_s - time.monotonic()))
+    wait_s = end_s - time.monotonic()
+    if wait_s > 0:  # to sleep for no time takes some
+        time.sleep(wait_s)
 
 
 def _logits(digests: Words, *, width: int) -> Logits:
