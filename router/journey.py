@@ -90,7 +90,7 @@ class Journey(ABC):
             checked = check_request(
                 self._request,
                 self._context.invocation_metadata(),
-                self._mesh.bounds(),
+                self._mesh.bounds,
                 self._tenant,
             )
             await inject(self._delay_ms.router_check)
@@ -140,7 +140,7 @@ class Journey(ABC):
         )
         with spending(self._ledger, Segment.PREPROCESS):
             num_tokens = len(encoded.token_ids) // BYTES_PER_TOKEN
-            check_length(checked.field, num_tokens, self._mesh.bounds().max_context_tokens)
+            check_length(checked.field, num_tokens, self._mesh.bounds.max_context_tokens)
             head = text_head(self._request, self._config.router.prefix_length_bytes)
             return Prompt(encoded.token_ids, encoded.prefix_keys, encoded.block_tokens, head)
 

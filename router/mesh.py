@@ -70,6 +70,8 @@ class Mesh:
         # To be entered by whoever makes this.
         self.following = Following(self.plans, channels, router_id)
         self.roster = Roster("", (), ())
+        # Of every request, as things are.
+        self.bounds = self._find_bounds()
         # Ids and addresses of those to whom a channel may be open.
         self._peers: set[tuple[str, str]] = set()
 
@@ -80,6 +82,7 @@ class Mesh:
         self.dispatcher.configure(snapshot)
         self.recorder.configure(snapshot)
         self.tokenizers.embedded.configure(snapshot.config)
+        self.bounds = self._find_bounds()
         self._watch()
 
     def update_members(self, members: Sequence[control_pb2.Member]) -> None:
@@ -93,6 +96,7 @@ class Mesh:
         self.dispatcher.update_stores(
             AnnouncedStore(store.id, store.host) for store in self.roster.stores
         )
+        self.bounds = self._find_bounds()
         self._watch()
         self._follow()
         self._drop_channels()
@@ -138,7 +142,7 @@ class Mesh:
             error=error.message,
         )
 
-    def bounds(self) -> Bounds:
+    def _find_bounds(self) -> Bounds:
         config = self.snapshot.config
         return Bounds(
             model=self.roster.model,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from services.core.errors import Violation
@@ -49,9 +48,10 @@ class Sampling:
 
         def within(field: str, low: float, high: float, *, open_low: bool = False) -> None:
             value: float = getattr(self, field)
-            ok = math.isfinite(value) and (low < value if open_low else low <= value)
+            if (low < value if open_low else low <= value) and value <= high:
+                return
             bracket = "(" if open_low else "["
-            require(ok and value <= high, field, f"must be in {bracket}{low:g}, {high:g}]", value)
+            require(False, field, f"must be in {bracket}{low:g}, {high:g}]", value)
 
         if self.max_tokens is not None:
             require(

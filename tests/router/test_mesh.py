@@ -69,8 +69,8 @@ async def test_keeps_the_channel_of_a_worker_that_left_while_it_answers(mesh: Me
 
 
 async def test_bounds_requests_by_what_the_workers_can_hold(mesh: Mesh) -> None:
-    assert mesh.bounds().max_context_tokens == MeshConfig().worker.max_context_tokens
+    assert mesh.bounds.max_context_tokens == MeshConfig().worker.max_context_tokens
     mesh.update_members([make_worker("a")])
 
-    assert mesh.bounds().max_context_tokens == 512
-    assert mesh.bounds().model == "small"
+    assert mesh.bounds.max_context_tokens == 512
+    assert mesh.bounds.model == "small"
