@@ -92,7 +92,8 @@ class _FirstToken(NamedTuple):
 
 
 class DirectCall:
-    """One answer. `read` and `cancel` as grpc.aio's own calls have them.
+    """One answer, under way from the moment that this is made. `read` and `cancel` as grpc.aio's
+    own calls have them.
 
     The ledger in `finished`, or in the trailing metadata of an error, counts from here.
     """
@@ -122,17 +123,20 @@ class DirectCall:
         # Of the answer, what a worker gave that may still be lost.
         self._answer_ids: list[bytes] = []
         self._num_characters = 0
+        self._beginning = asyncio.ensure_future(self._begin())
+        self._beginning.add_done_callback(_look_at)
 
     def cancel(self) -> None:
         """May be called twice, and after the end."""
         self._is_cancelled = True
+        self._beginning.cancel()
         for call in (self._plan_call, self._call):
             if call is not None:
                 call.cancel()
 
     async def read(self) -> Response | None:
         """None at the end of the stream. Raises AioRpcError."""
-        call = self._call or await self._begin()
+        call = self._call or await self._beginning
         try:
             response = await _next(call)
         except grpc.aio.AioRpcError as error:
@@ -277,6 +281,12 @@ class DirectCall:
     def _check_cancelled(self) -> None:
         if self._is_cancelled:
             raise asyncio.CancelledError
+
+
+def _look_at(beginning: asyncio.Future[Call]) -> None:
+    """Nobody may ever ask what became of it."""
+    if not beginning.cancelled():
+        beginning.exception()
 
 
 async def _next(call: Call) -> Response | None:

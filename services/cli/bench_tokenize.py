@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from firsttoken.client import MeshClient
-from services.bench import tokenize, tokenize_live
+from services.bench import tokenizing, tokenizing_live
 from services.cli import rpc
 from services.cli.failures import CANNOT_START, Failure
 from services.cli.figures import show_figures
@@ -20,15 +20,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", default="", metavar="MODEL",
         help="whose tokenizer (default: the built-in model's)")  # fmt: skip
-    add("--rounds", type=_count, default=tokenize.NUM_ROUNDS, metavar="N",
-        help=f"prompts of each kind (default {tokenize.NUM_ROUNDS})")  # fmt: skip
+    add("--rounds", type=_count, default=tokenizing.NUM_ROUNDS, metavar="N",
+        help=f"prompts of each kind (default {tokenizing.NUM_ROUNDS})")  # fmt: skip
     add("--live", type=_count, default=0, metavar="TURNS",
         help="also run a mesh, in which router and tokenizer service encode by turns")  # fmt: skip
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     try:
-        document = tokenize.measure(model=arguments.model, num_rounds=arguments.rounds)
+        document = tokenizing.measure(model=arguments.model, num_rounds=arguments.rounds)
         if arguments.live:
             document["live"] = rpc.run(_measure_live(arguments.live))
     except StartupError as error:
@@ -37,9 +37,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _measure_live(num_turns: int) -> dict[str, Any]:
-    mesh = run_quiet_mesh(tokenize_live.CONFIG, num_workers=1, with_kvstore=False)
+    mesh = run_quiet_mesh(tokenizing_live.CONFIG, num_workers=1, with_kvstore=False)
     async with mesh as running, MeshClient(running.router) as client:
-        measuring = tokenize_live.measure(
+        measuring = tokenizing_live.measure(
             client, running.control, num_turns=num_turns, requests_per_turn=REQUESTS_PER_TURN
         )
         return await running.run_beside(measuring)

@@ -53,6 +53,30 @@ async def test_a_change_reaches_every_member_and_each_reports_it() -> None:
     assert {member.generation for member in listed} == {2}
 
 
+async def test_keys_for_tickets_are_told_to_routers_and_workers_alone_and_renewed() -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        control = await stack.enter_async_context(ControlNode())
+        clients = {
+            role: await stack.enter_async_context(
+                ControlClient(control.address, make_member(f"{role}", role=role))
+            )
+            for role in control_pb2.MemberRole.values()
+            if role
+        }
+        router = clients.pop(control_pb2.MEMBER_ROLE_ROUTER)
+        worker = clients.pop(control_pb2.MEMBER_ROLE_WORKER)
+        before = router.ticket_keys
+        signature = before.sign(b"data")
+        assert control._hub is not None
+        control._hub.renew_ticket_keys(time.time() + 3600)
+        await eventually(lambda: router.ticket_keys == worker.ticket_keys != before)
+
+        assert worker.ticket_keys.verifies(b"data", before.current_id, signature)
+        after = worker.ticket_keys
+        assert before.verifies(b"data", after.current_id, after.sign(b"data"))
+        assert not any(client.ticket_keys.keys for client in clients.values())
+
+
 async def test_a_refused_change_names_its_field_and_leaves_the_generation() -> None:
     async with ControlNode() as control, operating(control.address) as operator:
         with pytest.raises(grpc.aio.AioRpcError) as caught:

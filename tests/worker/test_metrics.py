@@ -51,6 +51,7 @@ def readings(**changes: Any) -> Readings:
         "num_inbox_blocks": 0,
         "handoffs_taken": 0,
         "handoffs_given": 0,
+        "tickets_refused": {"TICKET_USED": 1},
     }
     return Readings(**{**fields, **changes})
 

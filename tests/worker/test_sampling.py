@@ -79,7 +79,7 @@ samplings = st.builds(
     logprobs=st.sampled_from([None, 0, 4]),
 )
 rows = st.builds(
-    Row,
+    Row.of,
     samplings,
     st.lists(st.integers(0, 6000), max_size=8).map(lambda ids: np.array(ids, np.uint32)),
     st.lists(st.integers(0, 6000), max_size=8),

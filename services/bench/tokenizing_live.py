@@ -16,7 +16,7 @@ from firsttoken.client import Answer, MeshClient
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from services.bench.processes import cpu_s, family, list_members
 from services.bench.settings import configure
-from services.bench.tokenize import SHARED_WORDS, make_chats
+from services.bench.tokenizing import SHARED_WORDS, make_chats
 from services.core.config import parse
 from services.core.settings import TOKENIZE
 from services.encoding.template import ChatPrompt

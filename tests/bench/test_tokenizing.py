@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.bench.tokenize import measure
+from services.bench.tokenizing import measure
 from services.cli.bench_tokenize import show
 from services.core.settings import MeshSettings
 
