@@ -1,4 +1,4 @@
-"""What holds a process's event loop up: how late it is, and what collecting garbage takes."""
+"""What holds a process's event loop up: its lag, its waits for the GIL, collecting garbage."""
 
 from __future__ import annotations
 
@@ -29,6 +29,13 @@ _LAG = Metric(
     "How late the event loop ran what was due, by quantile, over the last half minute or more.",
     False,
 )
+_GIL = Metric(
+    "firsttoken.process.gil.wait",
+    "s",
+    "How long the event loop's thread, having let go of the GIL, waits to have it back, by"
+    " quantile, over the last half minute or more.",
+    False,
+)
 _PAUSES = Metric(
     "firsttoken.process.gc.pauses", "s", "Time in which the process collected garbage.", True
 )
@@ -43,7 +50,7 @@ _LONGEST_PAUSE = Metric(
 )
 _CPU = Metric("firsttoken.process.cpu", "s", "CPU time used.", True)
 _MEMORY = Metric("firsttoken.process.memory", "By", "Resident memory.", False)
-METRICS = (_LAG, _PAUSES, _COLLECTIONS, _LONGEST_PAUSE, _CPU, _MEMORY)
+METRICS = (_LAG, _GIL, _PAUSES, _COLLECTIONS, _LONGEST_PAUSE, _CPU, _MEMORY)
 
 
 class Durations:
@@ -99,6 +106,7 @@ class LoopWatch:
     def __init__(self) -> None:
         now_s = time.monotonic()
         self.lags = Durations(now_s)
+        self.gil_waits = Durations(now_s)
         self.pauses = Durations(now_s)
         self._paused_s = 0.0
         self._collections = [0] * len(gc.get_stats())
@@ -121,9 +129,10 @@ class LoopWatch:
 
     def read(self) -> Iterator[Sample]:
         now_s = time.monotonic()
-        for share in QUANTILES:
-            lag_s = self.lags.quantile_s(share, now_s)
-            yield Sample(_LAG.name, lag_s, (("quantile", f"{share:g}"),))
+        for metric, durations in ((_LAG, self.lags), (_GIL, self.gil_waits)):
+            for share in QUANTILES:
+                duration_s = durations.quantile_s(share, now_s)
+                yield Sample(metric.name, duration_s, (("quantile", f"{share:g}"),))
         yield Sample(_PAUSES.name, self._paused_s)
         for generation, count in enumerate(self._collections):
             yield Sample(_COLLECTIONS.name, count, (("generation", str(generation)),))
@@ -138,6 +147,8 @@ class LoopWatch:
     def _answer(self) -> None:
         now_s = time.monotonic()
         self.lags.add(max(0.0, now_s - self._due_s), now_s)
+        time.sleep(0)  # a thread that waits for the GIL has it now
+        self.gil_waits.add(time.monotonic() - now_s, now_s)
         self._ask()
 
     def _on_collection(self, phase: str, info: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import time
 
 from hypothesis import given
@@ -52,6 +53,26 @@ async def test_a_loop_that_was_held_up_says_so() -> None:
         lags_s = values(watch, "firsttoken.process.loop.lag")
     assert lags_s[(("quantile", "1"),)] >= 0.09
     assert lags_s[(("quantile", "0.5"),)] > 0
+
+
+async def test_a_thread_that_takes_the_gil_is_waited_for() -> None:
+    stop = threading.Event()
+
+    def spin() -> None:
+        while not stop.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=spin)
+    with LoopWatch() as watch:
+        thread.start()
+        try:
+            # It gives the GIL back after sys.getswitchinterval(), 5 ms.
+            await eventually(lambda: watch.gil_waits.longest_s(time.monotonic()) > 0.002)
+        finally:
+            stop.set()
+            thread.join()
+        waits_s = values(watch, "firsttoken.process.gil.wait")
+    assert waits_s[(("quantile", "1"),)] > 0.002
 
 
 async def test_collections_of_garbage_are_counted_while_it_watches() -> None:
