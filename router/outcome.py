@@ -27,6 +27,8 @@ class Outcome:
         # Workers tried before one gave the first token, and those that died after it.
         self.num_attempts = 0
         self.num_migrations = 0
+        # Its client calls the worker itself.
+        self.is_direct = False
         self.choice: Choice | None = None
         self._strategy = ""
         self._generation = 0
@@ -66,6 +68,7 @@ class Outcome:
             names.WORKER_ID: self.worker_id,
             names.ATTEMPTS: self.num_attempts,
             names.MIGRATIONS: self.num_migrations,
+            names.DIRECT: self.is_direct,
             names.INPUT_TOKENS: self.prompt.num_tokens,
         }
         if self.choice is not None:

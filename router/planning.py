@@ -69,6 +69,7 @@ class PlanningJourney(Journey):
             raise _proxied_only(f"{worker.id} does not say what becomes of plans")
         self._outcome.choose(grant, self._config.router.routing_strategy)
         self._outcome.num_attempts = 1
+        self._outcome.is_direct = True
         call.prefill_address = grant.prefill_address
         now_s = time.monotonic()
         self._ledger.record(Segment.ROUTE, grant.granted_s, now_s)

@@ -22,6 +22,7 @@ from services.observer.node import ObserverNode
 from services.runtime.tls import CA_FILE, Tls
 from services.tokenizer import node as tokenizer_node
 from services.tokenizer.node import TokenizerNode
+from tests.runtime.waiting import eventually
 from tests.tokenizers import qwen3_folder, tekken_file
 from worker import node as worker_node
 from worker.node import Role, WorkerNode
@@ -122,6 +123,8 @@ async def run_mesh(
             for role in roles
         ]
         router = await stack.enter_async_context(RouterNode(**joined))
+        plans = router.mesh.plans
+        await eventually(lambda: all(plans.address_of(worker.id) for worker in workers))
         ca_file = tls.directory / CA_FILE if tls else None
         client = await stack.enter_async_context(MeshClient(router.address, ca_file=ca_file))
         yield Mesh(control, tokenizer, tuple(workers), router, client, kvstore, observer)

@@ -33,6 +33,8 @@ REQUEST_CLASS: Final = "firsttoken.request_class"
 WORKER_ID: Final = "firsttoken.worker_id"
 ATTEMPTS: Final = "firsttoken.attempts"
 MIGRATIONS: Final = "firsttoken.migrations"
+# Its client fetches the answer from the worker, past the router.
+DIRECT: Final = "firsttoken.direct"
 # Requests before it when it got in line.
 QUEUE_POSITION: Final = "firsttoken.queue.position"
 STRATEGY: Final = "firsttoken.routing.strategy"

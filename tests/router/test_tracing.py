@@ -37,6 +37,7 @@ async def test_every_hop_is_a_span_of_the_caller_s_trace(mesh_of: MeshFactory) -
     assert {span.trace_id.hex() for span in collector.spans} == {TRACE_ID}
     assert router.parent_span_id.hex() == CALLER
     assert below == {"tokenizer.encode", "worker.generate", Segment.QUEUE, Segment.ROUTE}
+    assert attributes_of(router)["firsttoken.direct"] is True
     assert "first_token" in {event.name for event in router.events}
 
 
