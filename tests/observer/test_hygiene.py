@@ -97,6 +97,7 @@ def test_the_hit_rate_without_the_value_is_predicted(
 
 @settings(max_examples=15, deadline=None)
 @example(1, 1, 63, 8, 1, 64, 0)  # all that is shared is one block
+@example(1, 64, 40, 16, 1, 64, 1)
 @given(
     num_rules=st.integers(1, 4),
     num_before=st.integers(0, 80),
@@ -117,6 +118,7 @@ def test_predictions_hold_wherever_it_stands_and_however_long_it_is(
 ) -> None:
     chance = random.Random(seed)
     dirty, clean = (Traffic(block_tokens=block_tokens) for _ in range(2))
+    asked: list[list[int]] = []
     rules = [chance.choices(range(40_000), k=num_before + num_behind) for _ in range(num_rules)]
     for number in range(30):
         rule = chance.choice(rules)
@@ -124,10 +126,15 @@ def test_predictions_hold_wherever_it_stands_and_however_long_it_is(
         question = chance.choices(range(40_000), k=chance.randrange(1, 60))
         value = chance.choices(range(40_000), k=chance.randrange(1, longest + 1))
         dirty.ask([*before, *(value if number % one_in == 0 else []), *behind, *question])
-        clean.ask([*before, *behind, *question])
+        asked.append([*before, *behind, *question])
+        clean.ask(asked[-1])
     found = hygiene(dirty, spelling=None)
 
-    assert found["predicted_hit_rate"] == pytest.approx(clean.hit_rate, abs=WITHIN)
+    # Where little is shared, a block is much of it: one block of two requests may be off.
+    two_blocks = 2 * block_tokens / sum(map(len, asked))
+    assert found["predicted_hit_rate"] == pytest.approx(
+        clean.hit_rate, abs=max(WITHIN, two_blocks + 1e-4)
+    )
 
 
 def test_clean_traffic_has_nothing_to_remove() -> None:
