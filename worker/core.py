@@ -56,6 +56,9 @@ from worker.transfers import Transfers
 
 # An engine that moves KV by itself tells no event.
 TRANSFER_POLL_S = 0.001
+# Between two looks at everything while nothing runs: one takes a millisecond for each ten
+# thousand blocks, and whoever comes then waits for its end.
+CHECK_INTERVAL_S = 1.0
 
 
 class EngineCore:
@@ -82,6 +85,7 @@ class EngineCore:
         self._counters = Counters()
         self._pending = PendingReport()
         self._short_gaps = ShortGaps()
+        self._checked_s = -CHECK_INTERVAL_S
 
     def run(self) -> None:
         """Until the front closes the link."""
@@ -369,6 +373,12 @@ class EngineCore:
         self._pending.inbox_freed += [block.inbox_slot for block in sequence.staged.values()]
         self._pending.released.append(sequence.request_id)
         if self._scheduler.idle:
+            self._check_integrity()
+
+    def _check_integrity(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._checked_s >= CHECK_INTERVAL_S:
+            self._checked_s = now_s
             self._scheduler.check_integrity()
 
     def _load(self) -> CoreLoad:
