@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from typing import NamedTuple
 
@@ -107,4 +106,4 @@ def _resolve(sampling: Sampling, room: int) -> Sampling:
     """Fill in what depends on the request: the seed, and a length that fits the context."""
     wanted = DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens
     seed = random.getrandbits(64) if sampling.seed is None else sampling.seed
-    return dataclasses.replace(sampling, max_tokens=min(wanted, room), seed=seed)
+    return sampling._replace(max_tokens=min(wanted, room), seed=seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.core.errors import Violation
 
@@ -13,9 +13,12 @@ MAX_STOP_TOKEN_IDS = 64
 DEFAULT_MAX_TOKENS = 128
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """Defaults and meanings as in firsttoken/common/v1/common.proto."""
+class Sampling(NamedTuple):
+    """Defaults and meanings as in firsttoken/common/v1/common.proto. By keyword only.
+
+    Several are made for each request, and one goes to an engine core: a dataclass takes several
+    times as long to make, and to arrive there.
+    """
 
     max_tokens: int | None = None
     temperature: float = 0.0
@@ -48,6 +51,7 @@ class Sampling:
 
         def within(field: str, low: float, high: float, *, open_low: bool = False) -> None:
             value: float = getattr(self, field)
+            # What is no number is neither.
             if (low < value if open_low else low <= value) and value <= high:
                 return
             bracket = "(" if open_low else "["

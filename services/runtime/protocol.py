@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Literal, TypeAlias, get_args
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -22,27 +21,16 @@ MAX_TOLD_MS = 2.6e9
 # In the trailing metadata of a call that has failed: its ledger up to there.
 LEDGER_KEY = "firsttoken-ledger-bin"
 
-_Optional: TypeAlias = Literal[
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logprobs",
-    "ignore_eos",
-    "skip_special_tokens",
-]
-_OPTIONAL: tuple[_Optional, ...] = get_args(_Optional)
+_REPEATED = {"stop", "stop_token_ids"}
+_REQUEST_CLASSES = frozenset(common_pb2.RequestClass.values())
 
 
 def sampling_from_proto(message: common_pb2.SamplingParams) -> Sampling:
     """Absent fields become the defaults of `Sampling`; nothing is checked."""
-    given = {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}
-    return Sampling(stop=tuple(message.stop), stop_token_ids=tuple(message.stop_token_ids), **given)
+    given = {field.name: value for field, value in message.ListFields()}
+    for name in given.keys() & _REPEATED:
+        given[name] = tuple(given[name])
+    return Sampling(**given)
 
 
 def check_sampling(sampling: Sampling, *, max_context_tokens: int, vocabulary_size: int) -> None:
@@ -56,7 +44,7 @@ def check_sampling(sampling: Sampling, *, max_context_tokens: int, vocabulary_si
 
 def is_batch(request_class: common_pb2.RequestClass.ValueType) -> bool:
     """Raises InvalidArgument for a class that this version does not know."""
-    if request_class not in common_pb2.RequestClass.values():
+    if request_class not in _REQUEST_CLASSES:
         raise InvalidArgument.of("request_class", f"is no request class; got {request_class}")
     return request_class == common_pb2.REQUEST_CLASS_BATCH
 

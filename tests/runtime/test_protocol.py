@@ -44,7 +44,7 @@ def test_every_field_is_taken() -> None:
         skip_special_tokens=False,
     )
 
-    assert len(message.DESCRIPTOR.fields) == len(Sampling.__slots__)
+    assert len(message.DESCRIPTOR.fields) == len(Sampling._fields)
     assert sampling_from_proto(message) == Sampling(
         max_tokens=1,
         temperature=0.5,

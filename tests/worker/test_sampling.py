@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import math
 from itertools import accumulate
 from typing import Any
@@ -123,8 +122,8 @@ def test_uniform_numbers_use_all_of_seed_and_position() -> None:
 
 @given(st.integers(0, 10**6), st.sampled_from([1, 7, 200, 1000, 5000]), samplings)
 def test_a_draw_is_the_reference_draw(seed: int, width: int, sampling: Sampling) -> None:
-    sampling = dataclasses.replace(
-        sampling, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0
+    sampling = sampling._replace(
+        repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0
     )
     logits = logits_of(seed, 1, width)
     (sampled,) = sample(logits, [Row(sampling, NO_IDS, ())])
@@ -151,7 +150,7 @@ def test_many_candidates_are_kept_as_exactly_as_few(sampling: Sampling) -> None:
     logits = logits_of(5, 1, 5000)
     kept = list(reference_kept(logits[0], sampling))
     first, last = (
-        sample(logits, [Row(dataclasses.replace(sampling, seed=seed), NO_IDS, ())])[0].token_id
+        sample(logits, [Row(sampling._replace(seed=seed), NO_IDS, ())])[0].token_id
         for seed in (LIKELIEST, LEAST_LIKELY)
     )
 
@@ -237,7 +236,7 @@ def test_a_row_does_not_depend_on_the_others(seed: int, width: int, rows: list[R
 @given(st.integers(0, 10**6), rows)
 def test_an_answer_goes_on_the_same_as_a_longer_prompt(seed: int, row: Row) -> None:
     """Without answer penalties, prompt and answer are one sequence: a move changes nothing."""
-    sampling = dataclasses.replace(row.sampling, presence_penalty=0.0, frequency_penalty=0.0)
+    sampling = row.sampling._replace(presence_penalty=0.0, frequency_penalty=0.0)
     logits = logits_of(seed, 1, 512)
     joined = np.concatenate((row.prompt_ids, np.array(row.answer_ids, np.uint32)))
 
