@@ -43,7 +43,10 @@ def follow_level(level: str) -> None:
 def event(logger: logging.Logger, level: int, message: str, **fields: Any) -> None:
     """event(logger, logging.INFO, "worker joined", member_id=…, address=…)"""
     if logger.isEnabledFor(level):
-        logger.log(level, message, extra={FIELDS: fields}, stacklevel=2)
+        # Who calls is in none of our lines, and costs a third of an event to find out.
+        extra = {FIELDS: fields}
+        record = logger.makeRecord(logger.name, level, "", 0, message, (), None, extra=extra)
+        logger.handle(record)
 
 
 class MeshHandler(logging.StreamHandler[TextIO]):
