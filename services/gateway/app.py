@@ -111,8 +111,8 @@ class Edge:
     def _count(self, exchange: Exchange) -> None:
         gateway, duration_s = self._gateway, time.monotonic() - exchange.arrived_s
         status = str(exchange.status)
-        gateway.metrics.requests.labels(exchange.route, status, exchange.request_class).inc()
-        gateway.metrics.duration.labels(exchange.route).observe(duration_s)
+        gateway.metrics.requests_of(exchange.route, status, exchange.request_class).inc()
+        gateway.metrics.duration_of(exchange.route).observe(duration_s)
         if not gateway.settings.access_log:
             return
         event(

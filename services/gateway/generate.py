@@ -253,11 +253,11 @@ class Generation:
             found[names.ERROR_TYPE] = code
         if telling is not None:
             usage = telling.usage
-            metrics.tokens.labels("prompt").inc(usage.prompt_tokens)
-            metrics.tokens.labels("cached").inc(usage.cached_tokens)
-            metrics.tokens.labels("completion").inc(usage.completion_tokens)
+            metrics.tokens_of("prompt").inc(usage.prompt_tokens)
+            metrics.tokens_of("cached").inc(usage.cached_tokens)
+            metrics.tokens_of("completion").inc(usage.completion_tokens)
         if exchange.ttft_s is not None:
-            metrics.ttft.labels(exchange.route, exchange.request_class).observe(exchange.ttft_s)
+            metrics.ttft_of(exchange.route, exchange.request_class).observe(exchange.ttft_s)
         self._gateway.reporter.record_request(
             "gateway.request",
             exchange.trace,

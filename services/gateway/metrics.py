@@ -5,6 +5,7 @@ is asked.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 from prometheus_client import (
     CollectorRegistry,
@@ -90,6 +91,11 @@ class Metrics:
         )
         for kind in ("prompt", "cached", "completion"):
             self.tokens.labels(kind)
+        # By their labels, for each request: `labels` takes a lock and makes texts each time.
+        self.requests_of = cache(self.requests.labels)
+        self.ttft_of = cache(self.ttft.labels)
+        self.duration_of = cache(self.duration.labels)
+        self.tokens_of = cache(self.tokens.labels)
 
     def watch(self, what: str, read: Callable[[], float]) -> None:
         """A gauge that is read when somebody looks."""
