@@ -205,7 +205,8 @@ class CompletionTelling(Telling):
 
     def __init__(self, ask: Ask, served: Served, generation: int) -> None:
         super().__init__(ask, served, generation)
-        self._logprobs = [CompletionLogprobs(served.vocabulary, len(echo)) for echo in ask.echoes]
+        wanted = ask.echoes if ask.told.logprobs is not None else ()
+        self._logprobs = [CompletionLogprobs(served.vocabulary, len(echo)) for echo in wanted]
         self._lists: list[dict[str, list[Any]]] = [each.lists(()) for each in self._logprobs]
 
     def _beginning(self, index: int) -> bytes:
