@@ -38,7 +38,8 @@ class Answer:
         lacks: nothing, as a rule. Sets `finished` when they are the whole answer.
         Raises InvalidArgument when their text has fewer than `num_characters`.
         """
-        self._check_characters(answer_ids, num_characters)
+        if num_characters:
+            self._check_characters(answer_ids, num_characters)
         self._num_given = num_characters
         self.num_tokens = len(answer_ids)
         text, stop_string = self._detokenizer.push(answer_ids)

@@ -10,13 +10,15 @@ SEGMENTS = tuple(
     for field in common_pb2.Ledger.DESCRIPTOR.fields
     if field.name not in ("total_ms", "hidden_ms")
 )
+# Of each, the field that has its milliseconds.
+_FIELDS = tuple((name, f"{name}_ms") for name in SEGMENTS)
 
 
 def spend(own: common_pb2.Ledger, callee: common_pb2.Ledger, *, seen_s: float) -> None:
     """Add what a callee spent of `seen_s`; what it did not have of that is transfer."""
-    for name in SEGMENTS:
-        if spent_ms := getattr(callee, f"{name}_ms"):
-            setattr(own, f"{name}_ms", getattr(own, f"{name}_ms") + spent_ms)
+    for _, field in _FIELDS:
+        if spent_ms := getattr(callee, field):
+            setattr(own, field, getattr(own, field) + spent_ms)
     own.transfer_ms += seen_s * 1e3 - callee.total_ms
     for name, hidden_ms in callee.hidden_ms.items():
         own.hidden_ms[name] += hidden_ms
@@ -24,6 +26,6 @@ def spend(own: common_pb2.Ledger, callee: common_pb2.Ledger, *, seen_s: float) -
 
 def as_seen(told: common_pb2.Ledger, seen_ms: float) -> dict[str, float]:
     """Segment to milliseconds; what the callee did not have of `seen_ms` is transfer."""
-    ledger = {name: getattr(told, f"{name}_ms") for name in SEGMENTS}
+    ledger = {name: getattr(told, field) for name, field in _FIELDS}
     ledger["transfer"] += seen_ms - told.total_ms
     return ledger

@@ -21,6 +21,8 @@ MAX_TOLD_MS = 2.6e9
 # In the trailing metadata of a call that has failed: its ledger up to there.
 LEDGER_KEY = "firsttoken-ledger-bin"
 
+# Of each segment, the field that has its milliseconds.
+_FIELDS = {segment: f"{segment}_ms" for segment in Segment}
 _REPEATED = {"stop", "stop_token_ids"}
 _REQUEST_CLASSES = frozenset(common_pb2.RequestClass.values())
 
@@ -62,7 +64,7 @@ def tenant_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 
 
 def ledger_to_proto(ledger: Ledger) -> common_pb2.Ledger:
-    spent_ms = {f"{segment}_ms": spent_s * 1e3 for segment, spent_s in ledger.sums_s()}
+    spent_ms = {_FIELDS[segment]: spent_s * 1e3 for segment, spent_s in ledger.sums_s()}
     hidden_ms = {name: hidden_s * 1e3 for name, hidden_s in ledger.hidden_s.items()}
     return common_pb2.Ledger(total_ms=ledger.total_s * 1e3, hidden_ms=hidden_ms, **spent_ms)
 
@@ -73,8 +75,8 @@ def spend_callee(ledger: Ledger, callee: common_pb2.Ledger, *, seen_s: float) ->
     `seen_s`: from the call to its first token or failure, on this process's clock. What the
     callee did not have is transfer; what it had and does not own stays unowned.
     """
-    for segment in Segment:
-        if spent_s := _told_s(getattr(callee, f"{segment}_ms")):
+    for segment, field in _FIELDS.items():
+        if spent_s := _told_s(getattr(callee, field)):
             ledger.spend(segment, spent_s)
     for name, hidden_ms in callee.hidden_ms.items():
         ledger.hide(name, _told_s(hidden_ms))

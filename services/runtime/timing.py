@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from services.core.ledger import Ledger, Segment
 
 
-@contextmanager
-def timing(ledger: Ledger, segment: Segment) -> Iterator[None]:
-    """What is inside counts as `segment`, and has a span of its own."""
-    began_s = time.monotonic()
-    try:
-        yield
-    finally:
-        ledger.record(segment, began_s, time.monotonic())
+class timing:
+    """A context manager: what is inside counts as `segment`, and has a span of its own."""
+
+    __slots__ = ("_began_s", "_ledger", "_segment")
+
+    def __init__(self, ledger: Ledger, segment: Segment) -> None:
+        self._ledger = ledger
+        self._segment = segment
+
+    def __enter__(self) -> None:
+        self._began_s = time.monotonic()
+
+    def __exit__(self, *raised: object) -> None:
+        self._ledger.record(self._segment, self._began_s, time.monotonic())
 
 
-@contextmanager
-def spending(ledger: Ledger, segment: Segment, *, since_s: float | None = None) -> Iterator[None]:
+class spending:
     """The same without a span, for what takes next to no time. `since_s`: before now."""
-    began_s = time.monotonic() if since_s is None else since_s
-    try:
-        yield
-    finally:
-        ledger.spend(segment, time.monotonic() - began_s)
+
+    __slots__ = ("_began_s", "_ledger", "_segment")
+
+    def __init__(self, ledger: Ledger, segment: Segment, *, since_s: float | None = None) -> None:
+        self._ledger = ledger
+        self._segment = segment
+        self._began_s = since_s
+
+    def __enter__(self) -> None:
+        if self._began_s is None:
+            self._began_s = time.monotonic()
+
+    def __exit__(self, *raised: object) -> None:
+        assert self._began_s is not None
+        self._ledger.spend(self._segment, time.monotonic() - self._began_s)
