@@ -73,8 +73,8 @@ class PlanningJourney(Journey):
         call.prefill_address = grant.prefill_address
         now_s = time.monotonic()
         self._ledger.record(Segment.ROUTE, grant.granted_s, now_s)
-        self._ledger.mark_first_token(now_s)
         told = ledger_to_proto(self._ledger)
+        told.total_ms = (now_s - self._ledger.arrived_s) * 1e3
         call.before.CopyFrom(told)
         packed = call.SerializeToString()
         plan = direct_pb2.Plan(

@@ -16,7 +16,6 @@ from firsttoken.direct.v1 import direct_pb2
 from firsttoken.worker.v1 import worker_pb2
 from router.account import Account
 from router.dispatch import Grant
-from services.core.ledger import Ledger
 from services.runtime import tickets
 from services.runtime.protocol import spend_callee
 
@@ -69,7 +68,7 @@ class OpenPlan:
     def first_token(self, ledger: common_pb2.Ledger) -> None:
         if not self._has_token:
             self._has_token = True
-            self._spend(self._account.ledger, ledger)
+            self._account.ledger.mark_first_token(self._spend(ledger))
             self._account.answered(self._grant)
 
     def finish(self, finished: common_pb2.Finished) -> None:
@@ -78,15 +77,16 @@ class OpenPlan:
         self._end("", "")
 
     def fail(self, error: str, code: str, ledger: common_pb2.Ledger | None = None) -> None:
-        if not self._has_token and ledger is not None:
-            self._spend(self._account.ledger, ledger)
+        if not self._has_token:
+            failed_s = self._planned_s if ledger is None else self._spend(ledger)
+            self._account.ledger.mark_failure(failed_s)
         self._end(error, code)
 
-    def _spend(self, own: Ledger, told: common_pb2.Ledger) -> None:
-        """The client's way from here to the worker is the client's to tell."""
+    def _spend(self, told: common_pb2.Ledger) -> float:
+        """Returns when that was over. The client's way to the worker is the client's to tell."""
         spent_s = told.total_ms / 1e3
-        own.first_token_s = self._planned_s + spent_s
-        spend_callee(own, told, seen_s=spent_s)
+        spend_callee(self._account.ledger, told, seen_s=spent_s)
+        return self._planned_s + spent_s
 
     def _end(self, error: str, code: str) -> None:
         self._grant.release()

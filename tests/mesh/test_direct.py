@@ -148,6 +148,7 @@ async def test_a_ticket_is_good_once(mesh: Mesh) -> None:
 async def test_a_changed_call_is_refused_and_its_plan_expires(mesh: Mesh) -> None:
     planned = await plan(mesh)
     before = plans(mesh).counts.expired
+    [given_out] = plans(mesh)._open.values()
     planned.call += b"\x08\x01"
     with pytest.raises(grpc.aio.AioRpcError, match="for another call") as raised:
         await fetch(planned)
@@ -155,6 +156,7 @@ async def test_a_changed_call_is_refused_and_its_plan_expires(mesh: Mesh) -> Non
     assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
     assert mesh.router.mesh.dispatcher.num_in_flight == 1
     await eventually(lambda: plans(mesh).counts.expired == before + 1)
+    assert given_out._account.ledger.first_token_s is None
 
 
 async def test_another_worker_does_not_take_the_ticket(mesh: Mesh) -> None:

@@ -21,7 +21,9 @@ def test_what_the_mesh_could_not_do_has_failed(code: str) -> None:
     assert outcome_of(a_failure(code), SLO_S) is Outcome.FAILED
 
 
-@pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "RATE_LIMITED", "context_length_exceeded"])
+@pytest.mark.parametrize(
+    "code", ["INVALID_ARGUMENT", "RATE_LIMITED", "context_length_exceeded", "PLAN_EXPIRED"]
+)
 def test_what_callers_get_wrong_says_nothing_of_the_mesh(code: str) -> None:
     assert outcome_of(a_failure(code), SLO_S) is None
 
