@@ -65,16 +65,16 @@ class Account:
         if grant.prefill is not None:
             self._learn_of_prefill(grant.prefill.worker, path)
 
-    def record(self, error: str, code: str) -> None:
-        """It has ended; `code` is empty when all went well."""
+    def record(self, error: str, code: str, ended_s: float | None = None) -> None:
+        """It has ended, now by default; `code` is empty when all went well."""
         self._mesh.record(self.outcome, self.ledger, code)
-        self._tell_observer(HOP_NAME, error, code)
+        self._tell_observer(HOP_NAME, error, code, ended_s)
 
-    def record_plan(self, error: str, code: str) -> None:
+    def record_plan(self, error: str, code: str, ended_s: float) -> None:
         """It has ended, and another request goes on for it."""
-        self._tell_observer(PLAN_HOP_NAME, error, code)
+        self._tell_observer(PLAN_HOP_NAME, error, code, ended_s)
 
-    def _tell_observer(self, name: str, error: str, code: str) -> None:
+    def _tell_observer(self, name: str, error: str, code: str, ended_s: float | None) -> None:
         reporter = self._mesh.reporter
         if not reporter.enabled:
             return
@@ -90,6 +90,7 @@ class Account:
                 **self.outcome.attributes(self.ledger),
             },
             error=error,
+            end_s=ended_s,
         )
         if self.outcome.prompt.num_tokens:
             told = self._mesh.telling.message(

@@ -7,6 +7,7 @@ whose worker is gone has ended.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -23,6 +24,9 @@ from services.runtime.protocol import spend_callee
 EXPIRY_GRACE_S = 0.25
 # Until what ran at a worker that nothing is heard of has ended.
 DEAF_S = 5.0
+# The worker may tell that a plan has failed before its client has come back with it, which
+# makes it no request of its own. Shorter than the observer waits for a trace's other hops.
+RESUMPTION_GRACE_S = 0.5
 
 
 @dataclass(slots=True)
@@ -64,6 +68,8 @@ class OpenPlan:
         self._lease = lease
         self._planned_s = planned_s
         self._has_token = False
+        # How it ended, and when.
+        self._error, self._code, self._ended_s = "", "", 0.0
 
     def first_token(self, ledger: common_pb2.Ledger) -> None:
         if not self._has_token:
@@ -82,6 +88,11 @@ class OpenPlan:
             self._account.ledger.mark_failure(failed_s)
         self._end(error, code)
 
+    def record(self) -> None:
+        """Once it has ended."""
+        record = self._account.record_plan if self.is_resumed else self._account.record
+        record(self._error, self._code, self._ended_s)
+
     def _spend(self, told: common_pb2.Ledger) -> float:
         """Returns when that was over. The client's way to the worker is the client's to tell."""
         spent_s = told.total_ms / 1e3
@@ -89,17 +100,18 @@ class OpenPlan:
         return self._planned_s + spent_s
 
     def _end(self, error: str, code: str) -> None:
+        self._error, self._code, self._ended_s = error, code, time.monotonic()
         self._grant.release()
         with self._lease:
             pass
-        record = self._account.record_plan if self.is_resumed else self._account.record
-        record(error, code)
 
 
 class Plans:
     def __init__(self) -> None:
         self.counts = PlanCounts()
         self._open: dict[bytes, OpenPlan] = {}
+        # Failed, and not recorded yet.
+        self._failed: dict[bytes, OpenPlan] = {}
         # Of each worker that tells: where callers reach it.
         self._addresses: dict[str, str] = {}
         self._deaf: dict[str, asyncio.TimerHandle] = {}
@@ -119,9 +131,11 @@ class Plans:
         plan.timer = asyncio.get_running_loop().call_later(patience_s, self._expire, plan)
 
     def resumed(self, plan_id: bytes) -> None:
-        plan = self._open.get(plan_id)
+        """The client has come back with it."""
+        plan = self._open.get(plan_id) or self._failed.get(plan_id)
         if plan is not None:
             plan.is_resumed = True
+            self._record_failed(plan)
 
     def hear(self, worker_id: str, address: str, message: worker_pb2.FollowPlansResponse) -> None:
         self._addresses[worker_id] = address
@@ -154,6 +168,8 @@ class Plans:
             self.gone(worker_id)
         for plan in [*self._open.values()]:
             self._lose(plan)
+        for plan in [*self._failed.values()]:
+            self._record_failed(plan)
 
     def check_idle(self) -> None:
         assert not self._open, f"{len(self._open)} plans are open"
@@ -174,10 +190,12 @@ class Plans:
         if ended.HasField("finished"):
             self.counts.answered += 1
             plan.finish(ended.finished)
+            plan.record()
         else:
             self.counts.failed += 1
             ledger = ended.ledger if ended.HasField("ledger") else None
             plan.fail(ended.error, ended.error_reason or "UNKNOWN", ledger)
+            self._await_client(plan)
 
     def _compare(self, worker_id: str, running: worker_pb2.PlansRunning) -> None:
         """What has ended while nobody heard it."""
@@ -193,6 +211,7 @@ class Plans:
         self.counts.expired += 1
         del self._open[plan.id]
         plan.fail("the client did not come to the worker", "PLAN_EXPIRED")
+        plan.record()
 
     def _lose(self, plan: OpenPlan) -> None:
         self.counts.lost += 1
@@ -200,3 +219,19 @@ class Plans:
         if plan.timer is not None:
             plan.timer.cancel()
         plan.fail("what became of it, its worker can no longer say", "PLAN_LOST")
+        self._await_client(plan)
+
+    def _await_client(self, plan: OpenPlan) -> None:
+        """Whether it comes back."""
+        if plan.is_resumed:
+            plan.record()
+            return
+        self._failed[plan.id] = plan
+        loop = asyncio.get_running_loop()
+        plan.timer = loop.call_later(RESUMPTION_GRACE_S, self._record_failed, plan)
+
+    def _record_failed(self, plan: OpenPlan) -> None:
+        if self._failed.pop(plan.id, None) is not None:
+            if plan.timer is not None:
+                plan.timer.cancel()
+            plan.record()

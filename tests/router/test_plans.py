@@ -35,10 +35,10 @@ class Held:
     def learn(self, finished: common_pb2.Finished, grant: Any) -> None:
         self.told.append(f"learned {finished.usage.completion_tokens}")
 
-    def record(self, error: str, code: str) -> None:
+    def record(self, error: str, code: str, ended_s: float) -> None:
         self.told.append(f"recorded {code}".strip())
 
-    def record_plan(self, error: str, code: str) -> None:
+    def record_plan(self, error: str, code: str, ended_s: float) -> None:
         self.told.append(f"plan recorded {code}".strip())
 
 
@@ -110,6 +110,8 @@ async def test_why_it_failed_is_recorded() -> None:
     held = add(plans)
     ledger = common_pb2.Ledger(queue_ms=5.0, total_ms=5.0)
     hear(plans, started(), ended(error_reason="SLOW_CLIENT", error="too slow", ledger=ledger))
+    assert held.told == ENDED
+    plans.close()
     assert held.told == [*ENDED, "recorded SLOW_CLIENT"]
     assert held.ledger.total_s == pytest.approx(1.005)
     assert held.ledger.first_token_s is None
@@ -140,14 +142,33 @@ async def test_a_plan_whose_client_has_come_back_is_no_request_of_its_own() -> N
     assert held.told == [*ENDED, "plan recorded CANCELLED"]
 
 
+async def test_a_client_may_come_back_with_its_plan_after_its_worker_has_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plans = Plans()
+    back = add(plans, 1)
+    hear(plans, started(1), ended(1, error_reason="CANCELLED"))
+    assert (back.told, plans.num_open) == (ENDED, 0)
+    plans.resumed(bytes([1]))
+    plans.resumed(bytes([1]))
+    assert back.told == [*ENDED, "plan recorded CANCELLED"]
+
+    monkeypatch.setattr(plans_module, "RESUMPTION_GRACE_S", 0.0)
+    left = add(plans, 2)
+    hear(plans, started(2), ended(2, error_reason="CANCELLED"))
+    assert left.told == ENDED
+    await eventually(lambda: left.told == [*ENDED, "recorded CANCELLED"])
+
+
 async def test_what_ended_while_nobody_heard_is_lost() -> None:
     plans = Plans()
     runs, lost, waits, elsewhere = (add(plans, number) for number in range(4))
     hear(plans, started(0), started(1))
     plans.deaf(WORKER)
     hear(plans, running=[0])
+    plans.resumed(bytes([1]))
 
-    assert lost.told == [*ENDED, "recorded PLAN_LOST"]
+    assert lost.told == [*ENDED, "plan recorded PLAN_LOST"]
     assert not runs.told
     assert not waits.told
     assert not elsewhere.told
@@ -160,22 +181,24 @@ async def test_a_worker_that_has_left_holds_nothing() -> None:
     hear(plans, started(1))
     plans.gone(WORKER)
 
-    assert held.told == [*ENDED, "recorded PLAN_LOST"]
+    assert held.told == ENDED
     assert not planned.told
     assert plans.address_of(WORKER) == ""
+    plans.close()
+    assert held.told == [*ENDED, "recorded PLAN_LOST"]
 
 
 async def test_a_worker_that_says_nothing_for_long_holds_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(plans_module, "DEAF_S", 0.05)
+    monkeypatch.setattr(plans_module, "RESUMPTION_GRACE_S", 0.0)
     plans = Plans()
     held = add(plans)
     hear(plans, started())
     plans.deaf(WORKER)
     assert plans.address_of(WORKER) == ""
-    await eventually(lambda: held.told)
-    assert held.told == [*ENDED, "recorded PLAN_LOST"]
+    await eventually(lambda: held.told == [*ENDED, "recorded PLAN_LOST"])
 
 
 async def test_another_workers_word_counts_for_nothing() -> None:
