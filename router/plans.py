@@ -175,15 +175,18 @@ class Plans:
         assert not self._open, f"{len(self._open)} plans are open"
 
     def _hear_of(self, plan: OpenPlan, event: worker_pb2.PlanEvent) -> None:
-        if not plan.has_started:
-            plan.has_started = True
-            assert plan.timer is not None
-            plan.timer.cancel()
+        self._start(plan)
         match event.WhichOneof("event"):
             case "first_token":
                 plan.first_token(event.first_token.ledger)
             case "ended":
                 self._end(plan, event.ended)
+
+    def _start(self, plan: OpenPlan) -> None:
+        if not plan.has_started:
+            plan.has_started = True
+            assert plan.timer is not None
+            plan.timer.cancel()
 
     def _end(self, plan: OpenPlan, ended: worker_pb2.PlanEnded) -> None:
         del self._open[plan.id]
@@ -198,8 +201,10 @@ class Plans:
             self._await_client(plan)
 
     def _compare(self, worker_id: str, running: worker_pb2.PlansRunning) -> None:
-        """What has ended while nobody heard it."""
+        """What has begun, or ended, while nobody heard it."""
         ids = set(running.ids)
+        for plan in self._at(worker_id, lambda plan: plan.id in ids):
+            self._start(plan)
         for plan in self._at(worker_id, lambda plan: plan.has_started and plan.id not in ids):
             self._lose(plan)
 

@@ -175,6 +175,21 @@ async def test_what_ended_while_nobody_heard_is_lost() -> None:
     assert plans.address_of(WORKER) == ADDRESS
 
 
+async def test_what_began_while_nobody_heard_does_not_expire(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tickets, "LIFETIME_S", 0.0)
+    monkeypatch.setattr(plans_module, "EXPIRY_GRACE_S", 0.02)
+    plans = Plans()
+    runs, left = add(plans, 1), add(plans, 2)
+    hear(plans, running=[1])
+    await eventually(lambda: left.told)
+
+    assert (runs.told, plans.num_open) == ([], 1)
+    hear(plans, ended(1, finished=finished()))
+    assert plans.counts.answered == 1
+
+
 async def test_a_worker_that_has_left_holds_nothing() -> None:
     plans = Plans()
     held, planned = add(plans, 1), add(plans, 2)
