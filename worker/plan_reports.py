@@ -119,7 +119,7 @@ class PlanReports:
         mailbox = self._mailboxes.get(router_id)
         if mailbox is None:
             absent = [name for name, box in self._mailboxes.items() if box.listener is None]
-            for name in absent[: len(absent) - MAX_ABSENT]:
+            for name in absent[: max(0, len(absent) - MAX_ABSENT)]:
                 del self._mailboxes[name]
             mailbox = self._mailboxes[router_id] = _Mailbox()
         return mailbox
