@@ -170,6 +170,7 @@ class DirectCall:
         self._planned = await self._plan_call
 
     async def _connect(self) -> grpc.aio.Channel | None:
+        self._check_cancelled()
         channel = self._ways.workers.get(self._planned.address, self._planned.server_name)
         if channel is None:
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import time
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
@@ -214,6 +215,24 @@ async def test_clients_that_leave_hold_nothing(mesh: Mesh) -> None:
         assert all(isinstance(each, TimeoutError) for each in left), left
     await idle(mesh)
     assert said(await mesh.client.complete(PROMPT, **DRAWN))
+
+
+async def test_a_client_may_be_closed_while_it_connects_to_a_worker(mesh: Mesh) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        client = MeshClient(mesh.router.address)
+        silent = open_channel(f"127.0.0.1:{nobody.getsockname()[1]}")
+        client._workers.get = lambda address, server_name: silent  # type: ignore[method-assign]
+        await client.__aenter__()
+        before = plans(mesh).counts.planned
+        reading = asyncio.ensure_future(client.complete(PROMPT, **DRAWN))
+        await eventually(lambda: plans(mesh).counts.planned > before)
+        connecting = grpc.ChannelConnectivity.CONNECTING
+        await eventually(lambda: silent.get_state() is connecting)
+        await client.close()
+        await silent.close()
+        with pytest.raises(MeshError) as raised:
+            await reading
+    assert raised.value.code is grpc.StatusCode.CANCELLED
 
 
 async def test_a_deadline_ends_the_answer(mesh: Mesh) -> None:
