@@ -12,6 +12,7 @@ from router import operators
 from router.mesh import Mesh
 from router.service import SERVICE_NAME, InferenceService
 from services.encoding.metrics import METRICS as TOKENIZER_METRICS
+from services.runtime.channel_pool import PoolSize
 from services.runtime.channels import Channels
 from services.runtime.identity import CallerInterceptor
 from services.runtime.membership import ControlClient
@@ -60,7 +61,8 @@ class RouterNode(Resource):
         reporter = await stack.enter_async_context(
             Reporter(service="router", member_id=self.id, tls=self._tls)
         )
-        channels = await stack.enter_async_context(Channels(self._tls))
+        size = PoolSize.of(control.snapshot.config.mesh)
+        channels = await stack.enter_async_context(Channels(self._tls, size=size))
         self._mesh = Mesh(
             control.snapshot,
             channels,

@@ -12,6 +12,7 @@ from firsttoken.control.v1 import control_pb2
 from services.core.metrics import Sample
 from services.models.catalog import find_model
 from services.models.loading import load_vocabulary
+from services.runtime.channel_pool import PoolSize
 from services.runtime.channels import Channels
 from services.runtime.identity import CallerInterceptor
 from services.runtime.membership import ControlClient
@@ -165,7 +166,8 @@ class WorkerNode(Resource):
         await super().close()
 
     async def _open_handoffs(self, stack: AsyncExitStack, copier: Copier) -> Handoffs:
-        channels = await stack.enter_async_context(Channels(self._tls))
+        size = PoolSize.of(self._control.snapshot.config.mesh)
+        channels = await stack.enter_async_context(Channels(self._tls, size=size))
         memory = PeerMemory()
         stack.callback(memory.close)
         return Handoffs(

@@ -88,6 +88,21 @@ class MeshSettings:
     block_tokens: int = setting(
         64, "Tokens in a KV block, the unit of reuse.", low=8, high=512, at_start=True
     )
+    max_channels_per_peer: int = setting(
+        1,
+        "Connections from one process to another at most, the one used longest ago taken first;"
+        " one more is opened when each has streams_per_channel calls.",
+        low=1,
+        high=64,
+        at_start=True,
+    )
+    streams_per_channel: int = setting(
+        64,
+        "Calls on a connection before another is opened, where max_channels_per_peer allows it.",
+        low=1,
+        high=10_000,
+        at_start=True,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from services.gateway.gateway import Gateway
 from services.gateway.metrics import METRICS
 from services.gateway.served import load_served
 from services.gateway.server import HttpServer
+from services.runtime.channel_pool import PoolSize
 from services.runtime.channels import Channels, open_channel
 from services.runtime.membership import ControlClient
 from services.runtime.reporter import Reporter
@@ -60,7 +61,8 @@ class GatewayNode(Resource):
         served = await asyncio.to_thread(
             load_served, config.mesh, max_context_tokens=config.worker.max_context_tokens
         )
-        channels = await stack.enter_async_context(Channels(self._tls))
+        size = PoolSize.of(config.mesh)
+        channels = await stack.enter_async_context(Channels(self._tls, size=size))
         workers = WorkerChannels(
             lambda address, server_name: open_channel(address, self._tls),
             encrypted=self._tls is not None,

@@ -1,4 +1,4 @@
-"""Channels to other processes, one per peer."""
+"""Channels to other processes: one per peer, or a pool."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import grpc
 
+from services.runtime.channel_pool import ONE_CHANNEL, ChannelPool, PoolSize
 from services.runtime.tls import MESH_NAME, Tls
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -17,6 +18,8 @@ KEEPALIVE_TIMEOUT_MS = 5_000
 RETIRED_FOR_S = 900.0
 
 Options: TypeAlias = list[tuple[str, int | str]]
+# What is kept of one.
+Peer: TypeAlias = grpc.aio.Channel | ChannelPool
 
 
 def message_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
@@ -61,7 +64,7 @@ def open_channel(address: str, tls: Tls | None = None) -> grpc.aio.Channel:
 
 
 class Channels:
-    """An async context manager that owns one channel per address.
+    """An async context manager that owns one channel per address, or up to `size.max_channels`.
 
     End calls before their channel is dropped or closed: grpc.aio finds only some of
     them, leaves the others to their peer, and a read begun afterwards may hang.
@@ -70,12 +73,19 @@ class Channels:
     after `retired_for_s`, when their calls have ended.
     """
 
-    def __init__(self, tls: Tls | None = None, *, retired_for_s: float = RETIRED_FOR_S) -> None:
+    def __init__(
+        self,
+        tls: Tls | None = None,
+        *,
+        size: PoolSize = ONE_CHANNEL,
+        retired_for_s: float = RETIRED_FOR_S,
+    ) -> None:
         self._tls = tls
+        self._size = size
         self._retired_for_s = retired_for_s
         self._generation = 0
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._retired: dict[grpc.aio.Channel, asyncio.TimerHandle] = {}
+        self._peers: dict[str, Peer] = {}
+        self._retired: dict[Peer, asyncio.TimerHandle] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Channels:
@@ -94,39 +104,44 @@ class Channels:
         if self._tls is not None and (generation := self._tls.generation) != self._generation:
             self._generation = generation
             self._retire()
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = open_channel(address, self._tls)
-        return channel
+        peer = self._peers.get(address)
+        if peer is None:
+            peer = self._peers[address] = self._open(address)
+        return peer.take() if isinstance(peer, ChannelPool) else peer
 
     def drop(self, address: str) -> None:
-        """Close the channel to a peer that is gone."""
-        channel = self._channels.pop(address, None)
-        if channel is not None:
-            self._close(channel)
+        """Close what is open to a peer that is gone."""
+        peer = self._peers.pop(address, None)
+        if peer is not None:
+            self._close(peer)
 
     async def close(self) -> None:
-        for address in list(self._channels):
+        for address in list(self._peers):
             self.drop(address)
-        for channel, timer in self._retired.items():
+        for peer, timer in self._retired.items():
             timer.cancel()
-            self._close(channel)
+            self._close(peer)
         self._retired.clear()
         while self._closing:
             await asyncio.wait(self._closing)
 
+    def _open(self, address: str) -> Peer:
+        if self._size.max_channels == 1:
+            return open_channel(address, self._tls)  # nothing around it: a call costs what it costs
+        return ChannelPool(self._size, lambda: open_channel(address, self._tls), self._close)
+
     def _retire(self) -> None:
         loop = asyncio.get_running_loop()
-        for channel in self._channels.values():
-            timer = loop.call_later(self._retired_for_s, self._end_retirement, channel)
-            self._retired[channel] = timer
-        self._channels.clear()
+        for peer in self._peers.values():
+            timer = loop.call_later(self._retired_for_s, self._end_retirement, peer)
+            self._retired[peer] = timer
+        self._peers.clear()
 
-    def _end_retirement(self, channel: grpc.aio.Channel) -> None:
-        del self._retired[channel]
-        self._close(channel)
+    def _end_retirement(self, peer: Peer) -> None:
+        del self._retired[peer]
+        self._close(peer)
 
-    def _close(self, channel: grpc.aio.Channel) -> None:
-        task = asyncio.ensure_future(channel.close())
+    def _close(self, peer: Peer) -> None:
+        task = asyncio.ensure_future(peer.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
