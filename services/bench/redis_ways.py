@@ -41,16 +41,18 @@ def embedded_server() -> Iterator[RedisAddress]:
 
 
 @asynccontextmanager
-async def open_link(way: str, address: RedisAddress) -> AsyncIterator[Link]:
+async def open_link(
+    way: str, address: RedisAddress, *, timeout_s: float = TIMEOUT_S
+) -> AsyncIterator[Link]:
     link: Link
     if way == MULTIPLEXED:
-        link = MultiplexedLink(address, connect_timeout_s=TIMEOUT_S, timeout_s=TIMEOUT_S)
+        link = MultiplexedLink(address, connect_timeout_s=timeout_s, timeout_s=timeout_s)
     else:
         link = PoolLink(
             address,
             max_connections=POOL_SIZE,
-            connect_timeout_s=TIMEOUT_S,
-            timeout_s=TIMEOUT_S,
+            connect_timeout_s=timeout_s,
+            timeout_s=timeout_s,
             pool_class=FifoPool if way == FIFO else BlockingConnectionPool,
         )
     try:

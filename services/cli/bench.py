@@ -15,6 +15,7 @@ from services.cli import (
     bench_ladder,
     bench_ledger,
     bench_overhead,
+    bench_pools,
     bench_route,
     bench_streams,
     bench_telemetry,
@@ -53,11 +54,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench_bubbles.add_arguments(idle)
     overhead = benchmarks.add_parser("overhead", help="what the service layer costs")
     bench_overhead.add_arguments(overhead)
+    pools = benchmarks.add_parser("pools", help="several connections to a peer against one")
+    bench_pools.add_arguments(pools)
     tokens = benchmarks.add_parser(
         "tokenize", help="what encoding costs, and what ids of what was seen before save"
     )
     bench_tokenize.add_arguments(tokens)
-    for parser in (tokens, told, closed, shared, kv, edge, route, ladder, overhead, idle, many):
+    measured = (tokens, told, closed, shared, kv, edge, route, ladder, overhead, idle, many, pools)
+    for parser in measured:
         parser.add_argument("--json", action="store_true", help="end with one line of JSON")
 
 
@@ -100,6 +104,11 @@ def run(arguments: argparse.Namespace) -> int:
                 through=arguments.through,
             )
             show = bench_streams.show
+        case "pools":
+            measuring = bench_pools.measure(
+                arguments.parts, seconds=arguments.seconds, num_turns=arguments.turns
+            )
+            show = bench_pools.show
         case "edge":
             measuring = bench_edge.measure(arguments.engines, load_s=arguments.seconds)
             show = bench_edge.show
