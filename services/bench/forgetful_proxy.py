@@ -40,6 +40,11 @@ class ForgetfulProxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self.address = ""
 
+    @property
+    def used_s(self) -> float:
+        """When something last went over one of them, by time.monotonic()."""
+        return max((each.used_s for each in self._connections), default=0.0)
+
     def forget(self, *, unused_since_s: float) -> None:
         """Those over which nothing went since then, by time.monotonic(), stay open, and nothing
         that is sent on them arrives any more."""

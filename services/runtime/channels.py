@@ -34,9 +34,14 @@ def message_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
 
 def peer_options() -> Options:
     """Between services of the mesh: a peer that stands still is given up."""
-    # gRPC 1.76 lets a keepalive's ping wait for this long, a minute by default, and not for
-    # grpc.keepalive_timeout_ms.
-    return [("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS)]
+    return [
+        # gRPC 1.76 lets a keepalive's ping wait for this long, a minute by default, and not for
+        # grpc.keepalive_timeout_ms.
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        # What lies between forgets connections that rest: the next call would hang for as long
+        # as it takes to notice.
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
 
 
 def open_channel(address: str, tls: Tls | None = None) -> grpc.aio.Channel:

@@ -41,6 +41,8 @@ CALLER_OPTIONS = (
     ("grpc.max_concurrent_streams", 4096),
     # Its channel connects again by itself.
     ("grpc.max_connection_idle_ms", 30 * 60_000),
+    # Some are peers, whose pings between calls would count as an attack.
+    ("grpc.keepalive_permit_without_calls", 1),
 )
 
 logger = logging.getLogger(__name__)

@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.bench.forgetful_proxy import forgetful_proxy
 from services.runtime import channels as module
+from services.runtime import server as server_module
 from services.runtime.channels import Channels
 from services.runtime.server import MeshServer
 from tests.runtime.processes import running
+from tests.runtime.waiting import eventually
 
 CHECK = health_pb2.HealthCheckRequest()
 
@@ -57,3 +61,24 @@ async def test_a_peer_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPa
                 await watch.read()
 
     assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("for_callers", [False, True])
+async def test_a_channel_that_rests_notices_that_it_was_forgotten(
+    monkeypatch: pytest.MonkeyPatch, for_callers: bool
+) -> None:
+    for each in (module, server_module):
+        monkeypatch.setattr(each, "KEEPALIVE_TIME_MS", 100)
+    monkeypatch.setattr(module, "KEEPALIVE_TIMEOUT_MS", 500)
+    serving = MeshServer("127.0.0.1:0", service_names=[], for_callers=for_callers)
+    async with serving as server, Channels() as channels, forgetful_proxy(server.address) as proxy:
+        channel = channels.get(proxy.address)
+        await health_pb2_grpc.HealthStub(channel).Check(CHECK)
+        # Pings, and no call; and the server takes no offence.
+        seen_s: set[float] = set()
+        await eventually(lambda: seen_s.add(proxy.used_s) or len(seen_s) > 8)  # type: ignore[func-returns-value]
+        assert channel.get_state() is grpc.ChannelConnectivity.READY
+
+        proxy.forget(unused_since_s=time.monotonic())
+        await eventually(lambda: channel.get_state() is not grpc.ChannelConnectivity.READY)
+        await health_pb2_grpc.HealthStub(channel).Check(CHECK)
