@@ -35,6 +35,7 @@ class Hub:
         self._session_ids = itertools.count(1)
         self._sessions: dict[int, Session] = {}
         self._closed = False
+        self._changing = asyncio.Lock()
         self._state = MeshState(snapshot=store.subscribe(self))
         self._configuration = configuration_of(self._state.snapshot)
         self._membership = control_pb2.Membership()
@@ -90,16 +91,18 @@ class Hub:
 
     async def change(self, changes: Mapping[str, str], expected_generation: int | None) -> Snapshot:
         """Apply all of `changes` or none, and tell every member. Errors: see changed_config."""
-        for _ in range(MAX_CHANGE_ATTEMPTS):
-            old = await self._store.latest()
-            config = changed_config(old, changes, expected_generation)
-            if config == old.config:
-                return old
-            try:
-                return await self._store.replace(old, config)
-            except Conflict:
-                if expected_generation is not None:
-                    raise
+        async with self._changing:
+            for _ in range(MAX_CHANGE_ATTEMPTS):
+                old = await self._store.latest()
+                # Not on the loop: with thousands of tenants it takes long.
+                config = await asyncio.to_thread(changed_config, old, changes, expected_generation)
+                if config == old.config:
+                    return old
+                try:
+                    return await self._store.replace(old, config)
+                except Conflict:
+                    if expected_generation is not None:
+                        raise
         raise Conflict("the configuration keeps changing: try again", reason="GENERATION_CHANGED")
 
     def configured(self, snapshot: Snapshot) -> None:

@@ -14,6 +14,7 @@ import math
 import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 import orjson
@@ -100,13 +101,17 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def to_json(config: MeshConfig) -> str:
     """Canonical: equal configurations give equal text."""
-    return orjson.dumps(nest(flatten(config)), option=orjson.OPT_SORT_KEYS).decode()
+    # Sections in the order of their declarations, tenants by name.
+    return orjson.dumps(config, option=orjson.OPT_SORT_KEYS).decode()
 
 
 def without_passwords(config: MeshConfig) -> MeshConfig:
     """For whoever asks: passwords in it are hidden."""
-    hidden = {key: without_password(url) for key, url in _redis_urls(config)}
-    return _parse(nest({**flatten(config), **hidden}))
+    for key, url in _redis_urls(config):
+        section, _, name = key.partition(".")
+        hidden = dataclasses.replace(getattr(config, section), **{name: without_password(url)})
+        config = dataclasses.replace(config, **{section: hidden})
+    return config
 
 
 def from_json(text: str) -> MeshConfig:
@@ -130,8 +135,8 @@ def defaults() -> dict[str, Any]:
 
 
 def _redis_urls(config: MeshConfig) -> Iterator[tuple[str, str]]:
-    values = flatten(config)
-    return ((key, values[key]) for key, rule in settings() if rule.form is REDIS_URL)
+    # Whatever else there is of it: tenants may be thousands.
+    return ((key, attrgetter(key)(config)) for key, rule in settings() if rule.form is REDIS_URL)
 
 
 def _parse(document: Mapping[str, Any]) -> MeshConfig:

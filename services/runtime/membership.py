@@ -34,6 +34,8 @@ START_TIMEOUT_S = 15.0
 BACKOFF_S = (0.05, 1.0)  # first, longest
 # Time between two reports: a burst of updates becomes one.
 REPORT_INTERVAL_S = 0.02
+# Of a configuration: a longer one would hold the loop for milliseconds while it is parsed.
+MAX_CHARACTERS_ON_LOOP = 1 << 14
 _REFUSED = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED)
 
 logger = logging.getLogger(__name__)
@@ -177,7 +179,7 @@ class ControlClient:
                     if not heard:
                         heard = True
                         self._note_joined(address)
-                    self._receive(response)
+                    await self._receive(response)
             self._note_lost(address, "the stream was ended")
         except grpc.aio.AioRpcError as error:
             refused = error.code() in _REFUSED
@@ -228,9 +230,9 @@ class ControlClient:
             event(logger, logging.WARNING, "not joined", control=address, reason=reason)
         self._lost = True
 
-    def _receive(self, response: control_pb2.JoinResponse) -> None:
+    async def _receive(self, response: control_pb2.JoinResponse) -> None:
         if response.HasField("configuration"):
-            self._configure(response.configuration)
+            await self._configure(response.configuration)
         elif response.HasField("ticket_keys"):
             self._ticket_keys = ring_from_proto(response.ticket_keys)
         elif response.HasField("membership"):
@@ -240,9 +242,9 @@ class ControlClient:
         if self._snapshot is not None and self._members is not None:
             self._informed.set()
 
-    def _configure(self, pushed: control_pb2.Configuration) -> None:
+    async def _configure(self, pushed: control_pb2.Configuration) -> None:
         try:
-            parsed = self._parse(pushed.config_json)
+            parsed = await self._parse(pushed.config_json)
         except (InvalidArgument, ValueError) as error:
             reason = f"generation {pushed.generation} is not valid for this version: {error}"
             if self._snapshot is None:
@@ -257,10 +259,13 @@ class ControlClient:
                 _call(callback, snapshot)
         self.update(generation=snapshot.generation)
 
-    def _parse(self, config_json: str) -> MeshConfig:
+    async def _parse(self, config_json: str) -> MeshConfig:
         if self._snapshot is not None and config_json == self._config_json:
             return self._snapshot.config  # control pushes it again after each reconnection
-        parsed = from_json(config_json)
+        if len(config_json) > MAX_CHARACTERS_ON_LOOP:
+            parsed = await asyncio.to_thread(from_json, config_json)
+        else:
+            parsed = from_json(config_json)
         self._config_json = config_json
         return parsed
 

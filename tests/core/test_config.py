@@ -227,6 +227,16 @@ def test_json_is_canonical_and_gives_the_same_back() -> None:
     assert config.from_json(config.to_json(one)) == one
 
 
+def test_json_is_canonical_in_whatever_order_tenants_came() -> None:
+    tenants = {"b": {"salt": "s"}, "a": {"weight": 2}}
+    one, other = (
+        config.parse({"tenants": dict(each)}) for each in (tenants.items(), sorted(tenants.items()))
+    )
+
+    assert config.to_json(one) == config.to_json(other)
+    assert config.from_json(config.to_json(one)) == one
+
+
 @given(key=st.text(max_size=20), value=st.none() | st.booleans() | st.integers() | st.text())
 def test_whatever_is_no_setting_is_refused_by_its_name(key: str, value: object) -> None:
     if key in RULES:

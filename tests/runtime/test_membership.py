@@ -3,14 +3,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
 
 from firsttoken.control.v1 import control_pb2, control_pb2_grpc
 from services.control.node import ControlNode
-from services.core.config import Snapshot, parse
+from services.core.config import Snapshot, from_json, parse
 from services.core.settings import MeshConfig
+from services.runtime import membership as module
 from services.runtime.membership import ControlClient, Members
 from services.runtime.server import Context, MeshServer
 from services.runtime.startup import StartupError
@@ -75,6 +77,29 @@ async def test_callbacks_are_called_at_once_and_at_each_push() -> None:
         assert early[-1].config.router.max_queue == 7
         assert seen[0] != seen[-1]
         assert seen[-1] == client.members
+
+
+async def test_a_long_configuration_is_parsed_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def note_thread(text: str) -> MeshConfig:
+        threads.append(threading.current_thread())
+        return from_json(text)
+
+    monkeypatch.setattr(module, "from_json", note_thread)
+    long = parse({"tenants": {f"tenant-{number}": {"weight": 2} for number in range(200)}})
+    async with contextlib.AsyncExitStack() as stack:
+        control = await stack.enter_async_context(ControlNode(config=long))
+        operator = await stack.enter_async_context(operating(control.address))
+        client = await stack.enter_async_context(ControlClient(control.address, make_member("a")))
+        assert client.snapshot.config == long
+        await operator.set_config({"tenants.tenant-7.weight": "3"})
+        await eventually(lambda: client.snapshot.config.tenants["tenant-7"].weight == 3)
+
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
 
 
 async def test_a_callback_that_fails_is_logged_and_changes_nothing(
