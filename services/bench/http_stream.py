@@ -95,12 +95,13 @@ async def open_stream(url: str) -> AsyncIterator[HttpStream]:
         stream.close()
 
 
-def post(url: str, path: str, body: bytes) -> bytes:
+def post(url: str, path: str, body: bytes, *, api_key: str = "") -> bytes:
     """A request as it is written."""
     host, port = _place(url)
+    credentials = f"authorization: Bearer {api_key}\r\n" if api_key else ""
     head = (
         f"POST {path} HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\n\r\n"
+        f"{credentials}content-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 

@@ -10,6 +10,7 @@ from typing import Any
 from services.bench import reuse
 from services.cli import (
     bench_bubbles,
+    bench_config,
     bench_edge,
     bench_kv,
     bench_ladder,
@@ -56,11 +57,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench_overhead.add_arguments(overhead)
     pools = benchmarks.add_parser("pools", help="several connections to a peer against one")
     bench_pools.add_arguments(pools)
+    keys = benchmarks.add_parser("config", help="a configuration of 10,000 keys against one of 10")
+    bench_config.add_arguments(keys)
     tokens = benchmarks.add_parser(
         "tokenize", help="what encoding costs, and what ids of what was seen before save"
     )
     bench_tokenize.add_arguments(tokens)
-    measured = (tokens, told, closed, shared, kv, edge, route, ladder, overhead, idle, many, pools)
+    measured = (
+        *(tokens, told, closed, shared, kv, edge, route, ladder, overhead, idle, many, pools, keys),
+    )
     for parser in measured:
         parser.add_argument("--json", action="store_true", help="end with one line of JSON")
 
@@ -109,6 +114,13 @@ def run(arguments: argparse.Namespace) -> int:
                 arguments.parts, seconds=arguments.seconds, num_turns=arguments.turns
             )
             show = bench_pools.show
+        case "config":
+            measuring = bench_config.measure(
+                num_requests=arguments.requests,
+                num_turns=arguments.turns,
+                num_pushes=arguments.pushes,
+            )
+            show = bench_config.show
         case "edge":
             measuring = bench_edge.measure(arguments.engines, load_s=arguments.seconds)
             show = bench_edge.show
