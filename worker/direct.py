@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import TypeAlias
 
 import grpc
@@ -19,7 +19,7 @@ from services.core.settings import MeshConfig
 from services.core.tenants import ANYBODY, Tenant, Tenants
 from services.core.tickets import KeyRing
 from services.runtime.identity import CallBounds
-from services.runtime.interceptor import Context
+from services.runtime.interceptor import Context, write
 from services.runtime.protocol import LEDGER_KEY
 from worker.plan_reports import PlanReports, PlanRun
 from worker.service import WorkerServicer
@@ -56,9 +56,9 @@ class DirectServicer:
         handlers = grpc.method_handlers_generic_handler(SERVICE_NAME, {"Generate": generate})
         server.add_generic_rpc_handlers((handlers,))
 
-    async def Generate(
-        self, request: direct_pb2.GenerateRequest, context: Context
-    ) -> AsyncIterator[worker_pb2.GenerateResponse]:
+    async def Generate(self, request: direct_pb2.GenerateRequest, context: Context) -> None:
+        # It writes the responses itself: a generator would not hear that its time is over
+        # while a message waits for a caller that does not read.
         plan = self._desk.admit(self._keys(), request, time.time())
         call = worker_pb2.GenerateRequest.FromString(request.call)
         with self._reports.run(plan) as run:
@@ -68,7 +68,7 @@ class DirectServicer:
                     async with responses as answer:
                         async for response in answer:
                             run.note(response)
-                            yield response
+                            await write(response, context)
             except TimeoutError:
                 if not deadline.expired():
                     raise

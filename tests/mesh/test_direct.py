@@ -77,10 +77,13 @@ def stub_of(channel: grpc.aio.Channel) -> Any:
     return inference_pb2_grpc.InferenceServiceStub(channel)
 
 
-async def plan(mesh: Mesh, **fields: Any) -> inference_pb2.PlanResponse:
+async def plan(
+    mesh: Mesh, *, timeout_s: float | None = None, **fields: Any
+) -> inference_pb2.PlanResponse:
     async with open_channel(mesh.router.address) as channel:
         request = inference_pb2.GenerateRequest(text=PROMPT, **fields)
-        response = await stub_of(channel).Plan(inference_pb2.PlanRequest(request=request))
+        planned = inference_pb2.PlanRequest(request=request)
+        response = await stub_of(channel).Plan(planned, timeout=timeout_s)
         assert isinstance(response, inference_pb2.PlanResponse)
         return response
 
@@ -239,6 +242,28 @@ async def test_a_deadline_ends_the_answer(mesh: Mesh) -> None:
     with pytest.raises(MeshError) as raised:
         await mesh.client.complete(PROMPT, max_tokens=2000, ignore_eos=True, deadline_s=0.2)
     assert raised.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_plans_time_is_over_also_for_who_does_not_read(mesh: Mesh) -> None:
+    sampling = common_pb2.SamplingParams(max_tokens=2000, ignore_eos=True, logprobs=20)
+    before = plans(mesh).counts.failed
+    planned = await plan(mesh, timeout_s=1.0, sampling=sampling)
+    # Without probing, no more than 64 KiB are under way.
+    options = (("grpc.http2.bdp_probe", 0),)
+    async with grpc.aio.insecure_channel(planned.address, options=options) as channel:
+        stub: Any = direct_pb2_grpc.DirectServiceStub(channel)
+        call = stub.Generate(direct_pb2.GenerateRequest(call=planned.call, ticket=planned.ticket))
+        assert await call.read()
+        await eventually(lambda: plans(mesh).counts.failed > before)
+        async with asyncio.timeout(30):
+            with pytest.raises(grpc.aio.AioRpcError, match="time that the router gave") as raised:
+                await read_on(call)
+    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def read_on(call: Any) -> None:
+    while await call.read():
+        pass
 
 
 async def test_what_the_router_refuses_is_refused(mesh: Mesh) -> None:
