@@ -26,7 +26,8 @@ from services.core.config import Snapshot
 from services.core.errors import Overloaded
 from services.core.ledger import Ledger, Segment
 from services.core.tenants import Tenant, Tenants
-from services.core.tickets import KeyRing
+from services.core.tickets import KeyMemory, KeyRing
+from services.runtime import tickets
 from services.runtime.channels import Channels
 from services.runtime.identity import CallBounds
 from services.runtime.interceptor import Context
@@ -52,7 +53,8 @@ class Mesh:
     ) -> None:
         self.snapshot = snapshot
         self.router_id = router_id
-        self.ticket_keys = ticket_keys
+        self._told_keys = ticket_keys
+        self._key_memory = KeyMemory()
         self.has_tls = has_tls
         self.tenants = Tenants(snapshot.config)
         self.limits = TenantLimits(snapshot.config.tenants, time.monotonic())
@@ -105,6 +107,13 @@ class Mesh:
     def call_bounds(self) -> CallBounds:
         settings = self.snapshot.config.router
         return CallBounds(settings.max_deadline_s, settings.request_timeout_s)
+
+    def ticket_keys(self) -> KeyRing:
+        """Also those of plans that may still come back: control may have been restarted, and has
+        other keys since, or changes them more often than answers end.
+        """
+        kept_s = self.snapshot.config.router.max_deadline_s + tickets.LIFETIME_S
+        return self._key_memory.recall(self._told_keys(), time.monotonic(), kept_s)
 
     def admit(self, tenant: Tenant) -> Lease:
         """To hold while a call of the tenant lasts. Raises Overloaded."""

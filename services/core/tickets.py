@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections import deque
 from typing import NamedTuple
 
 SECRET_BYTES = 32
@@ -42,6 +43,26 @@ class KeyRing(NamedTuple):
             if key.id == key_id:
                 return key.secret
         raise LookupError(key_id)
+
+
+class KeyMemory:
+    """Keys that are no longer told, for as long as what they signed may come back."""
+
+    def __init__(self) -> None:
+        self._ring = KeyRing()
+        self._gone: deque[tuple[float, SigningKey]] = deque()
+
+    def recall(self, ring: KeyRing, now_s: float, kept_s: float) -> KeyRing:
+        """`ring`, as it is told now, with those that were in earlier ones."""
+        if ring != self._ring:
+            gone = (key for key in self._ring.keys if key not in ring.keys)
+            self._gone.extend((now_s, key) for key in gone)
+            self._ring = ring
+        while self._gone and self._gone[0][0] < now_s - kept_s:
+            self._gone.popleft()
+        if not self._gone:
+            return ring
+        return ring._replace(keys=(*ring.keys, *(key for _, key in self._gone)))
 
 
 def derive_ring(secret: bytes, now_s: float, lifetime_s: float) -> KeyRing:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.core.tickets import KeyRing, derive_ring, next_change_s
+from services.core.tickets import KeyMemory, KeyRing, derive_ring, next_change_s
 
 SECRET = bytes(range(32))
 LIFETIME_S = 100.0
@@ -54,3 +54,15 @@ def test_the_keys_change_when_they_are_said_to() -> None:
     change_s = next_change_s(1012.5, LIFETIME_S)
     assert change_s == 1100.0
     assert ring(change_s - 0.01) == ring(1012.5) != ring(change_s)
+
+
+def test_a_key_is_remembered_for_a_while_after_the_last_ring_with_it() -> None:
+    memory = KeyMemory()
+    first, second = ring(1000.0), ring(1000.0, secret=b"x" * 32)
+    assert memory.recall(first, 0.0, 10.0) == first
+    signature = first.sign(b"data")
+    for now_s in (500.0, 509.0):
+        known = memory.recall(second, now_s, 10.0)
+        assert known.verifies(b"data", first.current_id, signature)
+        assert known.current_id == second.current_id
+    assert memory.recall(second, 511.0, 10.0) == second

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -317,6 +318,26 @@ async def test_another_tenants_plan_is_not_resumed(mesh: Mesh) -> None:
     finally:
         generation = await configure(control, {f"tenants.{name}": "null" for name in keys})
         await eventually(lambda: mesh.router.mesh.snapshot.generation == generation)
+
+
+async def test_a_plan_is_resumed_after_control_has_other_keys(mesh: Mesh) -> None:
+    hub: Any = mesh.control._hub
+    workers: Any = mesh.workers
+    planned = await plan(mesh, sampling=common_pb2.SamplingParams(max_tokens=2))
+    hub._store.secret = secrets.token_bytes(32)  # as when it is restarted
+    hub.renew_ticket_keys(time.time())
+
+    def is_told() -> bool:
+        rings = [mesh.router.mesh.ticket_keys(), *(each._control.ticket_keys for each in workers)]
+        return all(ring.current_id == hub.ticket_keys.current_id for ring in rings)
+
+    await eventually(is_told)
+    with pytest.raises(grpc.aio.AioRpcError, match="key that is not known"):
+        await fetch(planned)
+    resumption = inference_pb2.Resumption(call=planned.call, ticket=planned.ticket)
+    async with open_channel(mesh.router.address) as channel:
+        call = stub_of(channel).Generate(inference_pb2.GenerateRequest(resumption=resumption))
+        assert [response async for response in call][-1].HasField("finished")
 
 
 async def test_plans_are_off_where_the_configuration_says_so(mesh: Mesh) -> None:
