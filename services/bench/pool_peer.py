@@ -65,9 +65,9 @@ async def _bulk(request: bytes, context: Any) -> AsyncIterator[bytes]:
 async def _main() -> None:
     server = grpc.aio.server(options=message_options())
     handlers: dict[str, Any] = {
-        "Echo": grpc.unary_unary_rpc_method_handler(_echo),  # type: ignore[arg-type]
-        "Swallow": grpc.stream_unary_rpc_method_handler(_swallow),  # type: ignore[arg-type]
-        "Bulk": grpc.unary_stream_rpc_method_handler(_bulk),  # type: ignore[arg-type]
+        "Echo": grpc.unary_unary_rpc_method_handler(_echo),
+        "Swallow": grpc.stream_unary_rpc_method_handler(_swallow),
+        "Bulk": grpc.unary_stream_rpc_method_handler(_bulk),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")

@@ -154,15 +154,14 @@ async def _streams(dial: Dial, kind: str) -> AsyncIterator[None]:
     tasks: list[asyncio.Task[None]] = []
     async with AsyncExitStack() as stack:
         for _ in range(BESIDE[kind]):
+            channel: Any = dial()
             if kind == "uploads":
-                call: Any = dial().stream_unary(SWALLOW)()
-                tasks.append(asyncio.create_task(_upload(call)))
-            elif kind == "unread downloads":
-                call = dial().unary_stream(BULK)(b"")
-            else:
-                call = dial().unary_stream(BULK)(b"")
-                tasks.append(asyncio.create_task(_download(call)))
-            calls.append(call)
+                calls.append(channel.stream_unary(SWALLOW)())
+                tasks.append(asyncio.create_task(_upload(calls[-1])))
+                continue
+            calls.append(channel.unary_stream(BULK)(b""))
+            if kind == "downloads":
+                tasks.append(asyncio.create_task(_download(calls[-1])))
         stack.push_async_callback(end_tasks, tasks)
         for call in calls:
             stack.callback(call.cancel)

@@ -88,7 +88,7 @@ def lookups() -> Iterator[Lookups]:
     try:
         yield found
     finally:
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
         sys.setprofile(None)
 
 

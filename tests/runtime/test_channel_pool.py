@@ -40,10 +40,10 @@ async def serving() -> AsyncIterator[Peer]:
         await may_end.wait()
 
     server = grpc.aio.server()
-    handlers = {
-        "wait": grpc.unary_unary_rpc_method_handler(wait),  # type: ignore[arg-type]
-        "fail": grpc.unary_unary_rpc_method_handler(fail),  # type: ignore[arg-type]
-        "stream": grpc.stream_stream_rpc_method_handler(stream),  # type: ignore[arg-type]
+    handlers: dict[str, Any] = {
+        "wait": grpc.unary_unary_rpc_method_handler(wait),
+        "fail": grpc.unary_unary_rpc_method_handler(fail),
+        "stream": grpc.stream_stream_rpc_method_handler(stream),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("pool", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -71,7 +71,7 @@ async def pooling(address: str, *, surplus_for_s: float = 60.0) -> AsyncIterator
 
 
 def begin(pool: ChannelPool, method: str = "wait") -> Any:
-    channel = pool.take()
+    channel: Any = pool.take()
     if method == "stream":
         return channel.stream_stream("/pool/stream")()
     return channel.unary_unary(f"/pool/{method}")(b"x")
@@ -180,7 +180,7 @@ async def test_a_pool_is_dropped_and_closed_like_a_channel() -> None:
     async with serving() as peer, Channels(size=SIZE) as channels:
         peer.may_end.set()
         for _ in range(2):
-            ask = channels.get(peer.address).unary_unary("/pool/wait")
+            ask: Any = channels.get(peer.address).unary_unary("/pool/wait")
             assert await ask(b"x") == b"x"
             channels.drop(peer.address)
         channels.get(peer.address)
