@@ -18,6 +18,7 @@ from kvstore.service import KvStoreServicer
 from kvstore.store import KvStore
 from services.core.config import Snapshot
 from services.core.settings import KvStoreSettings
+from services.runtime.local_sockets import local_address_for
 from services.runtime.logs import event
 from services.runtime.membership import ControlClient
 from services.runtime.reporter import Reporter
@@ -65,7 +66,12 @@ class KvStoreNode(Resource):
         self.store.on_evicted = lambda keys: reporter.evicted(self.id, keys)
         reporter.watch(METRICS, lambda: read(self.store))
         memory = await stack.enter_async_context(MemoryServer(self.store.tier1.arena.fd))
-        server = MeshServer(self._listen, service_names=[SERVICE_NAME], tls=self._tls)
+        server = MeshServer(
+            self._listen,
+            service_names=[SERVICE_NAME],
+            tls=self._tls,
+            local_address=local_address_for(control.snapshot.config.mesh),
+        )
         kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server(
             KvStoreServicer(self.store), server.server
         )
@@ -83,6 +89,7 @@ class KvStoreNode(Resource):
         self.address = server.address
         control.update(
             address=self.address,
+            local_address=server.local_address,
             memory_socket=memory.name,
             state=control_pb2.MEMBER_STATE_READY,
             detail="",

@@ -15,6 +15,7 @@ from services.encoding.metrics import METRICS as TOKENIZER_METRICS
 from services.runtime.channel_pool import PoolSize
 from services.runtime.channels import Channels
 from services.runtime.identity import CallerInterceptor
+from services.runtime.local_sockets import local_address_for
 from services.runtime.membership import ControlClient
 from services.runtime.reporter import Reporter
 from services.runtime.resource import Resource
@@ -93,9 +94,11 @@ class RouterNode(Resource):
             tls=self._tls,
             for_callers=True,
             mtls_listen=self._mtls_listen,
+            local_address=local_address_for(control.snapshot.config.mesh),
         )
         InferenceService(self._mesh).add_to(server.server)
         control.on_config(self._mesh.configure)
+        control.on_members(channels.learn)  # before those who open and drop them
         control.on_members(self._mesh.update_members)
         reporter.follow(control)
         await stack.enter_async_context(server)
@@ -104,6 +107,7 @@ class RouterNode(Resource):
         self.mtls_address = server.mtls_address
         control.update(
             address=self.address,
+            local_address=server.local_address,
             operator_address=self.operator_address,
             state=control_pb2.MEMBER_STATE_READY,
         )

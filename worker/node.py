@@ -15,6 +15,7 @@ from services.models.loading import load_vocabulary
 from services.runtime.channel_pool import PoolSize
 from services.runtime.channels import Channels
 from services.runtime.identity import CallerInterceptor
+from services.runtime.local_sockets import local_address_for
 from services.runtime.membership import ControlClient
 from services.runtime.reporter import Reporter
 from services.runtime.resource import Resource
@@ -106,7 +107,12 @@ class WorkerNode(Resource):
         memory = MemoryServer(self._front.memory_fd, describe(self._front.arena.layout))
         await stack.enter_async_context(memory)
         servicer = self._servicer = self._make_servicer(reporter, sources, copier)
-        self._server = MeshServer(self._listen, service_names=[SERVICE_NAME], tls=self._tls)
+        self._server = MeshServer(
+            self._listen,
+            service_names=[SERVICE_NAME],
+            tls=self._tls,
+            local_address=local_address_for(self._control.snapshot.config.mesh),
+        )
         servicer.add_to(self._server.server)
         await stack.enter_async_context(self._server)
         self._direct_server = self._make_direct_server(servicer)
@@ -118,6 +124,7 @@ class WorkerNode(Resource):
         self.address = self._server.address
         self._control.update(
             address=self.address,
+            local_address=self._server.local_address,
             model=self._front.info.model,
             worker=_capacity(self._front.info, self.role),
             memory_socket=memory.name,
@@ -168,6 +175,7 @@ class WorkerNode(Resource):
     async def _open_handoffs(self, stack: AsyncExitStack, copier: Copier) -> Handoffs:
         size = PoolSize.of(self._control.snapshot.config.mesh)
         channels = await stack.enter_async_context(Channels(self._tls, size=size))
+        self._control.on_members(channels.learn)
         memory = PeerMemory()
         stack.callback(memory.close)
         return Handoffs(

@@ -15,6 +15,7 @@ from firsttoken.control.v1 import control_pb2
 from firsttoken.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from services.core.kvblocks import ArenaLayout, Bytes
 from services.runtime.channels import open_channel
+from services.runtime.local_sockets import is_local, is_reachable
 from services.runtime.logs import event
 from services.runtime.membership import ControlClient, Members
 from services.runtime.sharing import open_shared
@@ -37,7 +38,8 @@ class Store:
         self.arena = arena
         self._tls = tls
         self._tls_generation = tls.generation if tls else 0
-        self._channel = open_channel(member.address, tls)
+        local = is_local(member.local_address) and is_reachable(member.local_address)
+        self._channel = open_channel(member.local_address if local else member.address, tls)
         self._channel.get_state(try_to_connect=True)
         # kvstore_pb2_grpc.KvStoreServiceAsyncStub, which exists for type checkers only.
         self.stub: Any = kvstore_pb2_grpc.KvStoreServiceStub(self._channel)

@@ -103,6 +103,11 @@ class MeshSettings:
         high=10_000,
         at_start=True,
     )
+    unix_sockets: bool = setting(
+        True,
+        "Processes on one host call each other over unix sockets, where there is no TLS: Linux.",
+        at_start=True,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

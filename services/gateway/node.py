@@ -73,6 +73,7 @@ class GatewayNode(Resource):
         self._server = HttpServer(Edge(self._gateway), self._listen, config.gateway, tls=self._tls)
         self._gateway.watch_server(self._server)
         control.on_config(self._gateway.configure)
+        control.on_members(channels.learn)  # before those who open and drop them
         control.on_members(self._gateway.update_members)
         reporter.follow(control)
         reporter.watch(METRICS, self._gateway.metrics.read)

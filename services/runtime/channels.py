@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TypeAlias
 
 import grpc
 
+from firsttoken.control.v1 import control_pb2
 from services.runtime.channel_pool import ONE_CHANNEL, ChannelPool, PoolSize
+from services.runtime.local_sockets import is_local, is_reachable
 from services.runtime.tls import MESH_NAME, Tls
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -16,6 +19,7 @@ KEEPALIVE_TIME_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 # Longer than requests may take by default (router.max_deadline_s): calls end by themselves.
 RETIRED_FOR_S = 900.0
+_FAILED = grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
 Options: TypeAlias = list[tuple[str, int | str]]
 # What is kept of one.
@@ -90,6 +94,9 @@ class Channels:
         self._retired_for_s = retired_for_s
         self._generation = 0
         self._peers: dict[str, Peer] = {}
+        # Of those on this host, by address; and which of them a channel was opened to.
+        self._local_addresses: dict[str, str] = {}
+        self._opened_to: dict[str, str] = {}
         self._retired: dict[Peer, asyncio.TimerHandle] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -108,14 +115,29 @@ class Channels:
         """To be asked for again for each call."""
         if self._tls is not None and (generation := self._tls.generation) != self._generation:
             self._generation = generation
-            self._retire()
-        peer = self._peers.get(address)
-        if peer is None:
-            peer = self._peers[address] = self._open(address)
-        return peer.take() if isinstance(peer, ChannelPool) else peer
+            for each in list(self._peers):
+                self._retire(each)
+        channel = self._take(address)
+        if address in self._opened_to and self._is_lost(address, channel):
+            self._retire(address)
+            channel = self._take(address)
+        return channel
+
+    def learn(self, members: Iterable[control_pb2.Member]) -> None:
+        """Which peers are on this host, and have a socket there: it is used from now on."""
+        if self._tls is not None:
+            return
+        self._local_addresses = {
+            member.address: member.local_address if is_local(member.local_address) else ""
+            for member in members
+        }
+        for address, target in list(self._opened_to.items()):
+            if self._local_addresses.get(address, target) != target:
+                self._retire(address)
 
     def drop(self, address: str) -> None:
         """Close what is open to a peer that is gone."""
+        self._opened_to.pop(address, None)
         peer = self._peers.pop(address, None)
         if peer is not None:
             self._close(peer)
@@ -130,17 +152,33 @@ class Channels:
         while self._closing:
             await asyncio.wait(self._closing)
 
-    def _open(self, address: str) -> Peer:
-        if self._size.max_channels == 1:
-            return open_channel(address, self._tls)  # nothing around it: a call costs what it costs
-        return ChannelPool(self._size, lambda: open_channel(address, self._tls), self._close)
+    def _take(self, address: str) -> grpc.aio.Channel:
+        peer = self._peers.get(address)
+        if peer is None:
+            peer = self._peers[address] = self._open(address)
+        return peer.take() if isinstance(peer, ChannelPool) else peer
 
-    def _retire(self) -> None:
+    def _is_lost(self, address: str, channel: grpc.aio.Channel) -> bool:
+        """Unlike at a port, nobody will listen at that socket again. Control may tell late."""
+        state = channel.get_state()
+        return state is _FAILED and not is_reachable(self._opened_to[address])
+
+    def _open(self, address: str) -> Peer:
+        target = self._local_addresses.get(address, "")
+        if target and is_reachable(target):
+            self._opened_to[address] = target
+        else:
+            target = address
+        if self._size.max_channels == 1:
+            return open_channel(target, self._tls)  # nothing around it: a call costs what it costs
+        return ChannelPool(self._size, lambda: open_channel(target, self._tls), self._close)
+
+    def _retire(self, address: str) -> None:
+        self._opened_to.pop(address, None)
+        peer = self._peers.pop(address)
         loop = asyncio.get_running_loop()
-        for peer in self._peers.values():
-            timer = loop.call_later(self._retired_for_s, self._end_retirement, peer)
-            self._retired[peer] = timer
-        self._peers.clear()
+        timer = loop.call_later(self._retired_for_s, self._end_retirement, peer)
+        self._retired[peer] = timer
 
     def _end_retirement(self, peer: Peer) -> None:
         del self._retired[peer]

@@ -69,6 +69,8 @@ class MeshServer:
     With `tls` only services of the mesh get in, unless it is `for_callers`: then its
     port asks nobody for a certificate, and `mtls_listen` is one more that wants one from
     our CA, whosever it is.
+
+    `local_address`: a unix socket besides, for peers on this host; never with `tls`.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class MeshServer:
         tls: Tls | None = None,
         for_callers: bool = False,
         mtls_listen: str = "",
+        local_address: str = "",
         reflection: bool = True,
     ) -> None:
         if mtls_listen and tls is None:
@@ -92,7 +95,9 @@ class MeshServer:
         self._service_names = tuple(service_names)
         self._health = health.aio.HealthServicer()
         self._stopped = False
+        self._local_address = local_address if tls is None else ""
         self.address = ""
+        self.local_address = ""
         self.mtls_address = ""
         guards = [MeshPeersOnly()] if tls is not None and not for_callers else []
         self.server = grpc.aio.server(
@@ -114,6 +119,8 @@ class MeshServer:
         self.address = await self._bind(self._listen, ask_clients=not self._for_callers)
         if self._mtls_listen:
             self.mtls_address = await self._bind(self._mtls_listen, ask_clients=True)
+        if self._local_address:
+            self.local_address = self._bind_local(self._local_address)
         await self.server.start()
         return self
 
@@ -138,6 +145,15 @@ class MeshServer:
         except RuntimeError as error:
             raise StartupError(f"cannot listen on {listen}: {error}") from error
         return f"{host}:{bound_port}"
+
+    def _bind_local(self, address: str) -> str:
+        """Empty where the system refuses: peers then use the port."""
+        try:
+            self.server.add_insecure_port(address)
+        except RuntimeError as error:
+            logger.warning("no unix socket for peers on this host: %s", error)
+            return ""
+        return address
 
     async def set_serving(self, serving: bool) -> None:
         """What health answers, for the whole server and for each service."""

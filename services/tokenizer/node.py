@@ -12,6 +12,7 @@ from firsttoken.control.v1 import control_pb2
 from firsttoken.tokenizer.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.encoding.loading import load_encoder
 from services.encoding.metrics import METRICS
+from services.runtime.local_sockets import local_address_for
 from services.runtime.membership import ControlClient
 from services.runtime.reporter import Reporter
 from services.runtime.resource import Resource
@@ -50,7 +51,12 @@ class TokenizerNode(Resource):
         threads = ThreadPoolExecutor(config.tokenizer.threads, thread_name_prefix="encode")
         # Waiting for threads would block the loop.
         stack.push_async_callback(asyncio.to_thread, threads.shutdown, cancel_futures=True)
-        server = MeshServer(self._listen, service_names=[SERVICE_NAME], tls=self._tls)
+        server = MeshServer(
+            self._listen,
+            service_names=[SERVICE_NAME],
+            tls=self._tls,
+            local_address=local_address_for(control.snapshot.config.mesh),
+        )
         service = TokenizerService(Backend(encoder, threads, control, reporter))
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(service, server.server)
         reporter.watch(METRICS, lambda: service.counts.read(encoder.counts))
@@ -59,6 +65,7 @@ class TokenizerNode(Resource):
         self.address = server.address
         control.update(
             address=self.address,
+            local_address=server.local_address,
             model=encoder.model,
             state=control_pb2.MEMBER_STATE_READY,
             detail="",

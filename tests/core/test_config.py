@@ -73,7 +73,7 @@ def test_a_number_that_is_none_is_refused(value: float) -> None:
             {"mesh": {"xyz": 1}},
             "mesh.xyz",
             "is no setting; known here: mesh.model, mesh.block_tokens,"
-            " mesh.max_channels_per_peer, mesh.streams_per_channel",
+            " mesh.max_channels_per_peer, mesh.streams_per_channel, mesh.unix_sockets",
         ),
         ({"router": 5}, "router", "must be a table of settings"),
         ({"router": {"max_queue": True}}, "router.max_queue", "must be a whole number; got True"),

@@ -6,6 +6,7 @@ import asyncio
 import random
 import secrets
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
@@ -353,3 +354,13 @@ async def test_plans_are_off_where_the_configuration_says_so(mesh: Mesh) -> None
     await configure(control, {"router.direct": "true"})
     await eventually(lambda: mesh.router.mesh.snapshot.config.router.direct)
     assert plans(mesh).counts.planned == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
+async def test_services_on_one_host_call_each_other_over_unix_sockets(mesh: Mesh) -> None:
+    async with MeshClient(mesh.router.address, direct=False) as client:
+        await client.complete("The rain is on the sea.", max_tokens=2)
+    opened = mesh.router.mesh.channels._opened_to
+
+    assert mesh.tokenizer.address in opened
+    assert {worker.address for worker in mesh.workers} <= opened.keys()  # they are watched

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#firsttoken/control/v1/control.proto\x12\x15\x66irsttoken.control.v1\"\xdf\x02\n\x06Member\x12\n\n\x02id\x18\x01 \x01(\t\x12/\n\x04role\x18\x02 \x01(\x0e\x32!.firsttoken.control.v1.MemberRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x31\n\x05state\x18\x04 \x01(\x0e\x32\".firsttoken.control.v1.MemberState\x12\x12\n\ngeneration\x18\x05 \x01(\x04\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\r\n\x05model\x18\x07 \x01(\t\x12\x35\n\x06worker\x18\x08 \x01(\x0b\x32%.firsttoken.control.v1.WorkerCapacity\x12\x0e\n\x06\x64\x65tail\x18\t \x01(\t\x12\x15\n\rmemory_socket\x18\n \x01(\t\x12\x18\n\x10operator_address\x18\x0b \x01(\t\x12\x14\n\x0chttp_address\x18\x0c \x01(\t\x12\x16\n\x0e\x64irect_address\x18\r \x01(\t\"\xd9\x01\n\x0eWorkerCapacity\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\t\x12\x11\n\tnum_slots\x18\x02 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x05 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\t\x12/\n\x04role\x18\x07 \x01(\x0e\x32!.firsttoken.control.v1.WorkerRole\x12\x18\n\x10\x65ngine_transport\x18\x08 \x01(\t\"<\n\x0bJoinRequest\x12-\n\x06member\x18\x01 \x01(\x0b\x32\x1d.firsttoken.control.v1.Member\"\xc9\x01\n\x0cJoinResponse\x12=\n\rconfiguration\x18\x01 \x01(\x0b\x32$.firsttoken.control.v1.ConfigurationH\x00\x12\x37\n\nmembership\x18\x02 \x01(\x0b\x32!.firsttoken.control.v1.MembershipH\x00\x12\x38\n\x0bticket_keys\x18\x03 \x01(\x0b\x32!.firsttoken.control.v1.TicketKeysH\x00\x42\x07\n\x05\x65vent\"8\n\rConfiguration\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x13\n\x0b\x63onfig_json\x18\x02 \x01(\t\"<\n\nMembership\x12.\n\x07members\x18\x01 \x03(\x0b\x32\x1d.firsttoken.control.v1.Member\"P\n\nTicketKeys\x12.\n\x04keys\x18\x01 \x03(\x0b\x32 .firsttoken.control.v1.TicketKey\x12\x12\n\ncurrent_id\x18\x02 \x01(\t\"\'\n\tTicketKey\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\x0c\"\xc3\x01\n\x10SetConfigRequest\x12\x45\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x34.firsttoken.control.v1.SetConfigRequest.ChangesEntry\x12 \n\x13\x65xpected_generation\x18\x02 \x01(\x04H\x00\x88\x01\x01\x1a.\n\x0c\x43hangesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x16\n\x14_expected_generation\"P\n\x11SetConfigResponse\x12;\n\rconfiguration\x18\x01 \x01(\x0b\x32$.firsttoken.control.v1.Configuration\"\x12\n\x10GetConfigRequest\"f\n\x11GetConfigResponse\x12;\n\rconfiguration\x18\x01 \x01(\x0b\x32$.firsttoken.control.v1.Configuration\x12\x14\n\x0c\x64\x65\x66\x61ult_json\x18\x02 \x01(\t\"\x14\n\x12ListMembersRequest\"Y\n\x13ListMembersResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12.\n\x07members\x18\x02 \x03(\x0b\x32\x1d.firsttoken.control.v1.Member*\xc0\x01\n\nMemberRole\x12\x1b\n\x17MEMBER_ROLE_UNSPECIFIED\x10\x00\x12\x19\n\x15MEMBER_ROLE_TOKENIZER\x10\x01\x12\x16\n\x12MEMBER_ROLE_WORKER\x10\x02\x12\x16\n\x12MEMBER_ROLE_ROUTER\x10\x03\x12\x17\n\x13MEMBER_ROLE_KVSTORE\x10\x04\x12\x17\n\x13MEMBER_ROLE_GATEWAY\x10\x05\x12\x18\n\x14MEMBER_ROLE_OBSERVER\x10\x06*y\n\x0bMemberState\x12\x1c\n\x18MEMBER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15MEMBER_STATE_STARTING\x10\x01\x12\x16\n\x12MEMBER_STATE_READY\x10\x02\x12\x19\n\x15MEMBER_STATE_DRAINING\x10\x03*p\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10WORKER_ROLE_BOTH\x10\x01\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x02\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x03\x32\x8b\x03\n\x0e\x43ontrolService\x12S\n\x04Join\x12\".firsttoken.control.v1.JoinRequest\x1a#.firsttoken.control.v1.JoinResponse(\x01\x30\x01\x12^\n\tSetConfig\x12\'.firsttoken.control.v1.SetConfigRequest\x1a(.firsttoken.control.v1.SetConfigResponse\x12^\n\tGetConfig\x12\'.firsttoken.control.v1.GetConfigRequest\x1a(.firsttoken.control.v1.GetConfigResponse\x12\x64\n\x0bListMembers\x12).firsttoken.control.v1.ListMembersRequest\x1a*.firsttoken.control.v1.ListMembersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#firsttoken/control/v1/control.proto\x12\x15\x66irsttoken.control.v1\"\xf6\x02\n\x06Member\x12\n\n\x02id\x18\x01 \x01(\t\x12/\n\x04role\x18\x02 \x01(\x0e\x32!.firsttoken.control.v1.MemberRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x31\n\x05state\x18\x04 \x01(\x0e\x32\".firsttoken.control.v1.MemberState\x12\x12\n\ngeneration\x18\x05 \x01(\x04\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\r\n\x05model\x18\x07 \x01(\t\x12\x35\n\x06worker\x18\x08 \x01(\x0b\x32%.firsttoken.control.v1.WorkerCapacity\x12\x0e\n\x06\x64\x65tail\x18\t \x01(\t\x12\x15\n\rmemory_socket\x18\n \x01(\t\x12\x18\n\x10operator_address\x18\x0b \x01(\t\x12\x14\n\x0chttp_address\x18\x0c \x01(\t\x12\x16\n\x0e\x64irect_address\x18\r \x01(\t\x12\x15\n\rlocal_address\x18\x0e \x01(\t\"\xd9\x01\n\x0eWorkerCapacity\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\t\x12\x11\n\tnum_slots\x18\x02 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x05 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\t\x12/\n\x04role\x18\x07 \x01(\x0e\x32!.firsttoken.control.v1.WorkerRole\x12\x18\n\x10\x65ngine_transport\x18\x08 \x01(\t\"<\n\x0bJoinRequest\x12-\n\x06member\x18\x01 \x01(\x0b\x32\x1d.firsttoken.control.v1.Member\"\xc9\x01\n\x0cJoinResponse\x12=\n\rconfiguration\x18\x01 \x01(\x0b\x32$.firsttoken.control.v1.ConfigurationH\x00\x12\x37\n\nmembership\x18\x02 \x01(\x0b\x32!.firsttoken.control.v1.MembershipH\x00\x12\x38\n\x0bticket_keys\x18\x03 \x01(\x0b\x32!.firsttoken.control.v1.TicketKeysH\x00\x42\x07\n\x05\x65vent\"8\n\rConfiguration\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x13\n\x0b\x63onfig_json\x18\x02 \x01(\t\"<\n\nMembership\x12.\n\x07members\x18\x01 \x03(\x0b\x32\x1d.firsttoken.control.v1.Member\"P\n\nTicketKeys\x12.\n\x04keys\x18\x01 \x03(\x0b\x32 .firsttoken.control.v1.TicketKey\x12\x12\n\ncurrent_id\x18\x02 \x01(\t\"\'\n\tTicketKey\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\x0c\"\xc3\x01\n\x10SetConfigRequest\x12\x45\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x34.firsttoken.control.v1.SetConfigRequest.ChangesEntry\x12 \n\x13\x65xpected_generation\x18\x02 \x01(\x04H\x00\x88\x01\x01\x1a.\n\x0c\x43hangesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x16\n\x14_expected_generation\"P\n\x11SetConfigResponse\x12;\n\rconfiguration\x18\x01 \x01(\x0b\x32$.firsttoken.control.v1.Configuration\"\x12\n\x10GetConfigRequest\"f\n\x11GetConfigResponse\x12;\n\rconfiguration\x18\x01 \x01(\x0b\x32$.firsttoken.control.v1.Configuration\x12\x14\n\x0c\x64\x65\x66\x61ult_json\x18\x02 \x01(\t\"\x14\n\x12ListMembersRequest\"Y\n\x13ListMembersResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12.\n\x07members\x18\x02 \x03(\x0b\x32\x1d.firsttoken.control.v1.Member*\xc0\x01\n\nMemberRole\x12\x1b\n\x17MEMBER_ROLE_UNSPECIFIED\x10\x00\x12\x19\n\x15MEMBER_ROLE_TOKENIZER\x10\x01\x12\x16\n\x12MEMBER_ROLE_WORKER\x10\x02\x12\x16\n\x12MEMBER_ROLE_ROUTER\x10\x03\x12\x17\n\x13MEMBER_ROLE_KVSTORE\x10\x04\x12\x17\n\x13MEMBER_ROLE_GATEWAY\x10\x05\x12\x18\n\x14MEMBER_ROLE_OBSERVER\x10\x06*y\n\x0bMemberState\x12\x1c\n\x18MEMBER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15MEMBER_STATE_STARTING\x10\x01\x12\x16\n\x12MEMBER_STATE_READY\x10\x02\x12\x19\n\x15MEMBER_STATE_DRAINING\x10\x03*p\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10WORKER_ROLE_BOTH\x10\x01\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x02\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x03\x32\x8b\x03\n\x0e\x43ontrolService\x12S\n\x04Join\x12\".firsttoken.control.v1.JoinRequest\x1a#.firsttoken.control.v1.JoinResponse(\x01\x30\x01\x12^\n\tSetConfig\x12\'.firsttoken.control.v1.SetConfigRequest\x1a(.firsttoken.control.v1.SetConfigResponse\x12^\n\tGetConfig\x12\'.firsttoken.control.v1.GetConfigRequest\x1a(.firsttoken.control.v1.GetConfigResponse\x12\x64\n\x0bListMembers\x12).firsttoken.control.v1.ListMembersRequest\x1a*.firsttoken.control.v1.ListMembersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,42 +33,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SETCONFIGREQUEST_CHANGESENTRY']._loaded_options = None
   _globals['_SETCONFIGREQUEST_CHANGESENTRY']._serialized_options = b'8\001'
-  _globals['_MEMBERROLE']._serialized_start=1663
-  _globals['_MEMBERROLE']._serialized_end=1855
-  _globals['_MEMBERSTATE']._serialized_start=1857
-  _globals['_MEMBERSTATE']._serialized_end=1978
-  _globals['_WORKERROLE']._serialized_start=1980
-  _globals['_WORKERROLE']._serialized_end=2092
+  _globals['_MEMBERROLE']._serialized_start=1686
+  _globals['_MEMBERROLE']._serialized_end=1878
+  _globals['_MEMBERSTATE']._serialized_start=1880
+  _globals['_MEMBERSTATE']._serialized_end=2001
+  _globals['_WORKERROLE']._serialized_start=2003
+  _globals['_WORKERROLE']._serialized_end=2115
   _globals['_MEMBER']._serialized_start=63
-  _globals['_MEMBER']._serialized_end=414
-  _globals['_WORKERCAPACITY']._serialized_start=417
-  _globals['_WORKERCAPACITY']._serialized_end=634
-  _globals['_JOINREQUEST']._serialized_start=636
-  _globals['_JOINREQUEST']._serialized_end=696
-  _globals['_JOINRESPONSE']._serialized_start=699
-  _globals['_JOINRESPONSE']._serialized_end=900
-  _globals['_CONFIGURATION']._serialized_start=902
-  _globals['_CONFIGURATION']._serialized_end=958
-  _globals['_MEMBERSHIP']._serialized_start=960
-  _globals['_MEMBERSHIP']._serialized_end=1020
-  _globals['_TICKETKEYS']._serialized_start=1022
-  _globals['_TICKETKEYS']._serialized_end=1102
-  _globals['_TICKETKEY']._serialized_start=1104
-  _globals['_TICKETKEY']._serialized_end=1143
-  _globals['_SETCONFIGREQUEST']._serialized_start=1146
-  _globals['_SETCONFIGREQUEST']._serialized_end=1341
-  _globals['_SETCONFIGREQUEST_CHANGESENTRY']._serialized_start=1271
-  _globals['_SETCONFIGREQUEST_CHANGESENTRY']._serialized_end=1317
-  _globals['_SETCONFIGRESPONSE']._serialized_start=1343
-  _globals['_SETCONFIGRESPONSE']._serialized_end=1423
-  _globals['_GETCONFIGREQUEST']._serialized_start=1425
-  _globals['_GETCONFIGREQUEST']._serialized_end=1443
-  _globals['_GETCONFIGRESPONSE']._serialized_start=1445
-  _globals['_GETCONFIGRESPONSE']._serialized_end=1547
-  _globals['_LISTMEMBERSREQUEST']._serialized_start=1549
-  _globals['_LISTMEMBERSREQUEST']._serialized_end=1569
-  _globals['_LISTMEMBERSRESPONSE']._serialized_start=1571
-  _globals['_LISTMEMBERSRESPONSE']._serialized_end=1660
-  _globals['_CONTROLSERVICE']._serialized_start=2095
-  _globals['_CONTROLSERVICE']._serialized_end=2490
+  _globals['_MEMBER']._serialized_end=437
+  _globals['_WORKERCAPACITY']._serialized_start=440
+  _globals['_WORKERCAPACITY']._serialized_end=657
+  _globals['_JOINREQUEST']._serialized_start=659
+  _globals['_JOINREQUEST']._serialized_end=719
+  _globals['_JOINRESPONSE']._serialized_start=722
+  _globals['_JOINRESPONSE']._serialized_end=923
+  _globals['_CONFIGURATION']._serialized_start=925
+  _globals['_CONFIGURATION']._serialized_end=981
+  _globals['_MEMBERSHIP']._serialized_start=983
+  _globals['_MEMBERSHIP']._serialized_end=1043
+  _globals['_TICKETKEYS']._serialized_start=1045
+  _globals['_TICKETKEYS']._serialized_end=1125
+  _globals['_TICKETKEY']._serialized_start=1127
+  _globals['_TICKETKEY']._serialized_end=1166
+  _globals['_SETCONFIGREQUEST']._serialized_start=1169
+  _globals['_SETCONFIGREQUEST']._serialized_end=1364
+  _globals['_SETCONFIGREQUEST_CHANGESENTRY']._serialized_start=1294
+  _globals['_SETCONFIGREQUEST_CHANGESENTRY']._serialized_end=1340
+  _globals['_SETCONFIGRESPONSE']._serialized_start=1366
+  _globals['_SETCONFIGRESPONSE']._serialized_end=1446
+  _globals['_GETCONFIGREQUEST']._serialized_start=1448
+  _globals['_GETCONFIGREQUEST']._serialized_end=1466
+  _globals['_GETCONFIGRESPONSE']._serialized_start=1468
+  _globals['_GETCONFIGRESPONSE']._serialized_end=1570
+  _globals['_LISTMEMBERSREQUEST']._serialized_start=1572
+  _globals['_LISTMEMBERSREQUEST']._serialized_end=1592
+  _globals['_LISTMEMBERSRESPONSE']._serialized_start=1594
+  _globals['_LISTMEMBERSRESPONSE']._serialized_end=1683
+  _globals['_CONTROLSERVICE']._serialized_start=2118
+  _globals['_CONTROLSERVICE']._serialized_end=2513
 # @@protoc_insertion_point(module_scope)

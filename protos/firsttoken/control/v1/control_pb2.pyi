@@ -112,6 +112,7 @@ class Member(_message.Message):
     OPERATOR_ADDRESS_FIELD_NUMBER: _builtins.int
     HTTP_ADDRESS_FIELD_NUMBER: _builtins.int
     DIRECT_ADDRESS_FIELD_NUMBER: _builtins.int
+    LOCAL_ADDRESS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Unique for each incarnation of a process."""
     role: Global___MemberRole.ValueType
@@ -135,6 +136,11 @@ class Member(_message.Message):
     """Set for observers: host:port of the page and its API."""
     direct_address: _builtins.str
     """Set for workers that callers may reach: host:port of DirectService."""
+    local_address: _builtins.str
+    """The same server as `address`, for peers on the same host: an abstract unix socket, its
+    name "firsttoken-", 16 hexadecimal digits of the host and 32 that nobody can guess. Empty:
+    there is none.
+    """
     @_builtins.property
     def worker(self) -> Global___WorkerCapacity:
         """Set for workers."""
@@ -155,10 +161,11 @@ class Member(_message.Message):
         operator_address: _builtins.str = ...,
         http_address: _builtins.str = ...,
         direct_address: _builtins.str = ...,
+        local_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "detail", b"detail", "direct_address", b"direct_address", "generation", b"generation", "http_address", b"http_address", "id", b"id", "memory_socket", b"memory_socket", "model", b"model", "operator_address", b"operator_address", "pid", b"pid", "role", b"role", "state", b"state", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "detail", b"detail", "direct_address", b"direct_address", "generation", b"generation", "http_address", b"http_address", "id", b"id", "local_address", b"local_address", "memory_socket", b"memory_socket", "model", b"model", "operator_address", b"operator_address", "pid", b"pid", "role", b"role", "state", b"state", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
