@@ -46,19 +46,20 @@ PUSH_TIMEOUT_S = 60.0
 
 
 class Place(NamedTuple):
-    """A mesh. `api_key`: of the tenant that was configured last."""
+    """A mesh. `api_key`: of a tenant of it, if there is one."""
 
+    name: str
     control: str
     router: str
     http: str
-    api_key: str
-    num_keys: int
+    api_key: str = ""
 
 
 class Figures(NamedTuple):
     ttft_ms: list[float]
     router_cpu_us: list[float]
     gateway_cpu_us: list[float]
+    all_cpu_us: list[float]
 
 
 def configuration(num_keys: int) -> tuple[MeshConfig, str]:
@@ -73,7 +74,18 @@ def configuration(num_keys: int) -> tuple[MeshConfig, str]:
 async def measure(
     places: Sequence[Place], *, num_requests: int, num_turns: int, num_pushes: int
 ) -> dict[str, Any]:
-    found = {place.num_keys: defaultdict(lambda: Figures([], [], [])) for place in places}
+    return {
+        "requests": num_requests * num_turns,
+        "load": await compare(places, num_requests=num_requests, num_turns=num_turns),
+        "push": [await _measure_pushes(place, num_pushes) for place in places],
+    }
+
+
+async def compare(
+    places: Sequence[Place], *, num_requests: int, num_turns: int
+) -> list[dict[str, Any]]:
+    """First tokens and CPU of each mesh, by turns."""
+    found: dict[str, dict[str, Figures]] = {place.name: {} for place in places}
     ways: dict[str, Callable[[Place, int], Awaitable[list[float]]]] = {
         "proxied": _ask_router,
         "http": _ask_gateway,
@@ -83,17 +95,14 @@ async def measure(
             for way, ask in ways.items():
                 figures = await _look(place, ask, num_requests)
                 if turn:
-                    for all_of_it, more in zip(found[place.num_keys][way], figures, strict=True):
+                    kept = found[place.name].setdefault(way, Figures([], [], [], []))
+                    for all_of_it, more in zip(kept, figures, strict=True):
                         all_of_it += more
-    return {
-        "requests": num_requests * num_turns,
-        "load": [
-            {"keys": keys, "way": way, **_describe(figures)}
-            for keys, by_way in found.items()
-            for way, figures in by_way.items()
-        ],
-        "push": [await _measure_pushes(place, num_pushes) for place in places],
-    }
+    return [
+        {"mesh": name, "way": way, **_describe(figures)}
+        for name, by_way in found.items()
+        for way, figures in by_way.items()
+    ]
 
 
 def _describe(figures: Figures) -> dict[str, float]:
@@ -102,6 +111,7 @@ def _describe(figures: Figures) -> dict[str, float]:
         "ttft_p99_ms": statistics.quantiles(figures.ttft_ms, n=100, method="inclusive")[98],
         "router_cpu_us": statistics.median(figures.router_cpu_us),
         "gateway_cpu_us": statistics.median(figures.gateway_cpu_us),
+        "all_cpu_us": statistics.median(figures.all_cpu_us),
     }
 
 
@@ -109,24 +119,27 @@ async def _look(
     place: Place, ask: Callable[[Place, int], Awaitable[list[float]]], num_requests: int
 ) -> Figures:
     members = await _members(place.control)
-    pids = [
-        next(each.pid for each in members if each.role == role)
-        for role in (control_pb2.MEMBER_ROLE_ROUTER, control_pb2.MEMBER_ROLE_GATEWAY)
-    ]
-    before_s = [cpu_s(pid) for pid in pids]
+    pids = {each.role: each.pid for each in members}
+
+    def spent() -> list[float]:
+        each_s = {role: cpu_s(pid) for role, pid in pids.items()}
+        router_s = each_s[control_pb2.MEMBER_ROLE_ROUTER]
+        return [router_s, each_s[control_pb2.MEMBER_ROLE_GATEWAY], sum(each_s.values())]
+
+    before_s = spent()
     asking = (ask(place, num_requests // CONCURRENCY) for _ in range(CONCURRENCY))
     ttfts_s = [each for many in await asyncio.gather(*asking) for each in many]
     spent_us = [
-        (cpu_s(pid) - spent_s) / len(ttfts_s) * 1e6
-        for pid, spent_s in zip(pids, before_s, strict=True)
+        (now_s - then_s) / len(ttfts_s) * 1e6
+        for now_s, then_s in zip(spent(), before_s, strict=True)
     ]
-    return Figures([each * 1e3 for each in ttfts_s], [spent_us[0]], [spent_us[1]])
+    return Figures([each * 1e3 for each in ttfts_s], *([each] for each in spent_us))
 
 
 async def _ask_router(place: Place, number: int) -> list[float]:
     sampling = common_pb2.SamplingParams(max_tokens=1, temperature=0.0)
     request = inference_pb2.GenerateRequest(text=TEXT, sampling=sampling)
-    metadata = (("authorization", f"Bearer {place.api_key}"),)
+    metadata = (("authorization", f"Bearer {place.api_key}"),) if place.api_key else ()
     found = []
     async with open_channel(place.router) as channel:
         stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -168,7 +181,7 @@ async def _measure_pushes(place: Place, num_pushes: int) -> dict[str, Any]:
             for name, longest_s in (await probe(push)).items():
                 pushing[name].append(longest_s)
     return {
-        "keys": place.num_keys,
+        "mesh": place.name,
         "until_all_have_it_ms": statistics.median(took_s) * 1e3,
         **{f"{name}_quiet_ms": statistics.median(each) * 1e3 for name, each in quiet.items()},
         **{f"{name}_push_ms": statistics.median(each) * 1e3 for name, each in pushing.items()},

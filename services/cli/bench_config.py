@@ -42,7 +42,9 @@ async def measure(
                 mesh = run_quiet_mesh(config, num_workers=1, with_kvstore=False, with_gateway=True)
                 running = await stack.enter_async_context(mesh)
                 places.append(
-                    configured.Place(running.control, running.router, running.http, api_key, number)
+                    configured.Place(
+                        f"{number} keys", running.control, running.router, running.http, api_key
+                    )
                 )
             print("requests and changes …", file=sys.stderr, flush=True)
             measuring = configured.measure(

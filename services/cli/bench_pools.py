@@ -5,15 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from services.bench import pools, pools_at_rest, streams
+from services.bench import configured, pools, pools_at_rest, streams
+from services.bench.edge import ENGINES
 from services.cli.failures import CANNOT_START, Failure
 from services.cli.figures import show_figures
 from services.cli.plans import run_quiet_mesh
 from services.core.settings import MeshConfig
 from services.runtime.startup import StartupError
+
+# Of a mesh, about: for how many requests a figure's seconds are good.
+REQUESTS_PER_S = 150
 
 
 class Part(NamedTuple):
@@ -64,6 +69,20 @@ async def _slow_peer(seconds: float, num_turns: int) -> Any:
     return await pools.measure_slow_peer(seconds=seconds, num_turns=num_turns)
 
 
+async def _sockets(seconds: float, num_turns: int) -> Any:
+    places = []
+    engine = ENGINES["simulated"].config
+    async with AsyncExitStack() as stack:
+        for name, unix_sockets in (("TCP", False), ("unix sockets", True)):
+            config = replace(engine, mesh=replace(engine.mesh, unix_sockets=unix_sockets))
+            mesh = run_quiet_mesh(config, num_workers=1, with_kvstore=False, with_gateway=True)
+            running = await stack.enter_async_context(mesh)
+            places.append(configured.Place(name, running.control, running.router, running.http))
+        number = max(8, int(seconds * REQUESTS_PER_S))
+        measuring = configured.compare(places, num_requests=number, num_turns=num_turns)
+        return await running.run_beside(measuring)
+
+
 async def _rest(seconds: float, num_turns: int) -> Any:
     return await pools_at_rest.measure()
 
@@ -72,6 +91,7 @@ PARTS = {
     "load": Part("calls to one peer, over 1, 2 and 4 channels", _load),
     "streams": Part("answers through the router, over 1, 2 and 4 channels", _streams),
     "slow_peer": Part("calls beside streams that stand still, or to a peer that does", _slow_peer),
+    "sockets": Part("requests of meshes with and without unix sockets", _sockets),
     "rest": Part("the first calls after a rest, over channels and to Redis", _rest),
 }
 
