@@ -156,8 +156,13 @@ class DirectCall:
                 raise
             return self._give_up(self._request)
         spend(self._before, self._planned.ledger, seen_s=time.monotonic() - self._started_s)
+        planned_s = time.monotonic()
         channel = await self._connect()
-        return self._resume() if channel is None else self._fetch(channel)
+        if channel is None:
+            return self._resume()
+        # As it is where a call connects by itself.
+        self._before.transfer_ms += (time.monotonic() - planned_s) * 1e3
+        return self._fetch(channel)
 
     async def _plan(self) -> None:
         self._check_cancelled()
@@ -174,12 +179,16 @@ class DirectCall:
         channel = self._ways.workers.get(self._planned.address, self._planned.server_name)
         if channel is None:
             return None
-        if channel.get_state(try_to_connect=True) is not grpc.ChannelConnectivity.READY:
-            try:
-                async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                    await channel.channel_ready()
-            except TimeoutError:
-                return None
+        state = channel.get_state(try_to_connect=True)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                while state is not grpc.ChannelConnectivity.READY:
+                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                        return None  # refused: it would be tried again, later
+                    await channel.wait_for_state_change(state)
+                    state = channel.get_state(try_to_connect=True)
+        except TimeoutError:
+            return None
         return channel
 
     def _fetch(self, channel: grpc.aio.Channel) -> Call:

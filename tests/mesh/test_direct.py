@@ -203,8 +203,7 @@ async def test_who_cannot_reach_the_worker_is_answered_through_the_router(
     ledger = answer.finished.ledger
     assert ledger.total_ms == pytest.approx(answer.seen_ms, abs=50.0)
     assert sum(getattr(ledger, f"{name}_ms") for name in SEGMENTS) <= ledger.total_ms
-    if is_known:
-        assert ledger.route_ms >= 200.0
+    assert ledger.route_ms > 0
 
 
 async def test_clients_that_leave_hold_nothing(mesh: Mesh) -> None:
