@@ -47,6 +47,14 @@ __all__ = [
 MAX_MESSAGE_BYTES = 16 << 20
 # A year: gRPC takes much longer ones, and infinity, for no time at all.
 MAX_DEADLINE_S = 366 * 24 * 3600.0
+ROUTER_KEEPALIVE = (("grpc.keepalive_time_ms", 30_000),)
+# A worker that stands still is given up after 15 s: the router has others. The last is what
+# gRPC 1.76 obeys.
+WORKER_KEEPALIVE = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+)
 BYTES_PER_TOKEN = 4
 
 Call: TypeAlias = (
@@ -192,7 +200,7 @@ class MeshClient:
         if api_key:
             check_key(api_key, address, encrypted=self._tls.enabled, insecure=insecure)
         self._channel: grpc.aio.Channel | None = None
-        self._workers = WorkerChannels(self._open_channel, encrypted=self._tls.enabled)
+        self._workers = WorkerChannels(self._open_worker_channel, encrypted=self._tls.enabled)
         self._reluctance = Reluctance()
         # Closing a grpc.aio channel leaves calls alone that nobody waits for just then.
         self._streams: weakref.WeakSet[GenerationStream] = weakref.WeakSet()
@@ -250,12 +258,20 @@ class MeshClient:
                 pass
         return stream.answer
 
-    def _open_channel(self, address: str, server_name: str | None) -> grpc.aio.Channel:
+    def _open_worker_channel(self, address: str, server_name: str | None) -> grpc.aio.Channel:
+        return self._open_channel(address, server_name, WORKER_KEEPALIVE)
+
+    def _open_channel(
+        self,
+        address: str,
+        server_name: str | None,
+        keepalive: tuple[tuple[str, int], ...] = ROUTER_KEEPALIVE,
+    ) -> grpc.aio.Channel:
         """Encrypted if this client is. `server_name`: None, where it is in the address."""
         options: list[tuple[str, int | str]] = [
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.keepalive_time_ms", 30_000),
+            *keepalive,
         ]
         if not self._tls.enabled:
             if self._api_key:  # a proxy would read it
