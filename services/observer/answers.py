@@ -18,9 +18,11 @@ from services.observer.past import read_past
 from services.observer.spelling import Spelling
 from services.runtime.logs import event
 
-# The page asks every few seconds.
+# The page asks every few seconds. An answer is kept so long at most, and
 DOCTOR_AGE_S = 5.0
 HYGIENE_AGE_S = 30.0
+# so many times as long as it took: what costs nothing is always new.
+AGE_PER_COST = 20.0
 
 T = TypeVar("T")
 
@@ -56,6 +58,8 @@ class Answers:
 
     async def hygiene(self) -> dict[str, Any]:
         show_text = self._books.shows_text
+        if not self._spelling_tried:  # once, and so no part of what an answer costs
+            await self._work_out(self._load_spelling)
         return await self._hygiene[show_text].get(lambda: self._report_hygiene(show_text))
 
     async def doctor(self) -> dict[str, Any]:
@@ -124,7 +128,9 @@ class _Remembered:
 
     async def get(self, ask: Callable[[], Any]) -> dict[str, Any]:
         async with self._asking:
-            if time.monotonic() >= self._until_s:
+            began_s = time.monotonic()
+            if began_s >= self._until_s:
                 self._answer = await ask()
-                self._until_s = time.monotonic() + self._age_s
+                now_s = time.monotonic()
+                self._until_s = now_s + min(self._age_s, AGE_PER_COST * (now_s - began_s))
             return self._answer

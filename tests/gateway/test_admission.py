@@ -19,6 +19,7 @@ async def test_who_would_wait_too_long_is_told_when_to_come_back() -> None:
         # While nobody knows how fast the worker is, all may wait; then it is known.
         answers = await asyncio.gather(*(edge.chat(max_tokens=3) for _ in range(8)))
         assert len(answers) == 8
+        await edge.idle()  # a worker tells of an answer's end after the client has it
         body = chat_body(max_tokens=2000, ignore_eos=True)
         running = asyncio.ensure_future(edge.http.post(CHAT, json=body))
         await eventually(lambda: edge.mesh.router.mesh.dispatcher.num_in_flight == 1)
