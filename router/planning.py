@@ -87,20 +87,26 @@ class PlanningJourney(Journey):
             max_duration_s=self._remaining_s(),
         )
         trace = dict(self._account.trace.metadata())
-        finished = common_pb2.Finished()
-        self._account.tell(finished, grant)
-        response = inference_pb2.PlanResponse(
-            address=address,
+        start = worker_pb2.HeadStart(
             call=packed,
             ticket=tickets.issue(self._mesh.ticket_keys(), plan),
-            server_name=MESH_NAME if self._mesh.has_tls else "",
-            ledger=told,
             traceparent=trace[TRACEPARENT],
             tracestate=trace.get(TRACESTATE, ""),
+        )
+        self._mesh.following.begin(worker.id, start)
+        finished = common_pb2.Finished()
+        self._account.tell(finished, grant)
+        self._mesh.plans.add(OpenPlan(plan, grant, self._account, self._mesh.keep_lease(), now_s))
+        return inference_pb2.PlanResponse(
+            address=address,
+            call=start.call,
+            ticket=start.ticket,
+            server_name=MESH_NAME if self._mesh.has_tls else "",
+            ledger=told,
+            traceparent=start.traceparent,
+            tracestate=start.tracestate,
             finished=finished,
         )
-        self._mesh.plans.add(OpenPlan(plan, grant, self._account, self._mesh.keep_lease(), now_s))
-        return response
 
 
 def _proxied_only(why: str) -> NotPossible:

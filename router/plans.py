@@ -194,6 +194,10 @@ class Plans:
             self.counts.answered += 1
             plan.finish(ended.finished)
             plan.record()
+        elif ended.error_reason == tickets.EXPIRED:
+            self.counts.expired += 1
+            plan.fail(ended.error, ended.error_reason)
+            plan.record()
         else:
             self.counts.failed += 1
             ledger = ended.ledger if ended.HasField("ledger") else None
@@ -215,7 +219,7 @@ class Plans:
     def _expire(self, plan: OpenPlan) -> None:
         self.counts.expired += 1
         del self._open[plan.id]
-        plan.fail("the client did not come to the worker", "PLAN_EXPIRED")
+        plan.fail("the client did not come to the worker", tickets.EXPIRED)
         plan.record()
 
     def _lose(self, plan: OpenPlan) -> None:

@@ -92,6 +92,7 @@ class ProxiedJourney(Journey):
 
     def _take_over(self, resumed: Resumed) -> None:
         self._mesh.plans.resumed(resumed.plan_id)
+        self._mesh.following.withdraw(resumed.worker_id, resumed.plan_id)
         self._outcome.tenant = resumed.checked.tenant
         self._outcome.request_class = resumed.checked.request_class.value
         self._outcome.prompt = resumed.prompt

@@ -23,6 +23,8 @@ from services.runtime.protocol import is_batch
 
 class Resumed(NamedTuple):
     plan_id: bytes
+    # Who was to answer.
+    worker_id: str
     checked: Checked
     # As it was planned, with what the caller has of the answer.
     call: worker_pb2.GenerateRequest
@@ -61,6 +63,7 @@ def read_resumption(
     batch = is_batch(call.request_class)
     return Resumed(
         plan.id,
+        plan.worker_id,
         Checked(
             "resumption.call",
             plan.tenant,

@@ -31,6 +31,7 @@ from worker.handoff import Handoffs
 from worker.messages import CoreLoad
 from worker.peers import PeerMemory, describe
 from worker.plan_reports import PlanReports
+from worker.planned import PlannedAnswers
 from worker.service import WorkerServicer
 from worker.sources import KvSources
 from worker.tickets import TicketDesk
@@ -75,7 +76,9 @@ class WorkerNode(Resource):
         self.id = f"worker-{uuid.uuid4().hex[:8]}"
         self.address = ""
         self._desk = TicketDesk(self.id)
-        self._plans = PlanReports()
+        self._plans = PlannedAnswers(
+            self._desk, PlanReports(), keys=lambda: self._control.ticket_keys
+        )
         self._draining = False
 
     async def _open(self, stack: AsyncExitStack) -> None:
@@ -167,7 +170,7 @@ class WorkerNode(Resource):
         await self._direct_server.stop(STOP_GRACE_S)
         # 4. End the streams of those who follow, which would otherwise hold the server open.
         self._front.hub.close()
-        self._plans.close()
+        await self._plans.close()
         # 5. Stop the server, the engine and the control stream, in this order.
         await self._server.stop(STOP_GRACE_S)
         await super().close()
@@ -202,9 +205,7 @@ class WorkerNode(Resource):
             tls=self._tls,
             for_callers=True,
         )
-        direct.DirectServicer(
-            servicer, self._desk, self._plans, keys=lambda: self._control.ticket_keys
-        ).add_to(server.server)
+        direct.DirectServicer(servicer, self._plans).add_to(server.server)
         return server
 
     def _make_servicer(
@@ -237,7 +238,7 @@ class WorkerNode(Resource):
                 num_inbox_blocks=inbox.num_slots - inbox.num_free,
                 handoffs_taken=self._servicer.handoffs.taken,
                 handoffs_given=self._servicer.handoffs.given,
-                num_plans=self._plans.num_running,
+                num_plans=self._plans.reports.num_running,
                 tickets_refused=self._desk.refused,
             )
         )

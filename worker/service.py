@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
@@ -19,9 +20,10 @@ from services.core.ledger import Ledger, Segment
 from services.core.settings import DelaySettings, WorkerSettings
 from services.models.vocabulary import Vocabulary
 from services.runtime.delays import inject
-from services.runtime.interceptor import Context
+from services.runtime.interceptor import CallMetadata, Context
 from services.runtime.protocol import ledger_to_proto, tell_ledger
 from services.runtime.reporter import Reporter
+from services.runtime.tasks import end_tasks
 from services.runtime.telemetry import Attributes, TraceContext
 from services.runtime.timing import spending
 from worker.answer import Answer
@@ -29,7 +31,7 @@ from worker.copying import Copier
 from worker.front import EngineFront
 from worker.messages import CoreLoad
 from worker.origin import Origin
-from worker.plan_reports import PlanReports
+from worker.planned import PlannedAnswers
 from worker.prefill import Prefill
 from worker.requests import Prompt, check_request, went_before
 from worker.sources import KvSources
@@ -66,7 +68,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         copier: Copier,
         settings: Callable[[], WorkerSettings],
         delays: Callable[[], DelaySettings],
-        plans: PlanReports,
+        plans: PlannedAnswers,
         on_drain: Callable[[], None],
     ) -> None:
         self._front = front
@@ -96,7 +98,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, server)
 
     async def Generate(
-        self, request: worker_pb2.GenerateRequest, context: Context
+        self, request: worker_pb2.GenerateRequest, context: CallMetadata
     ) -> AsyncGenerator[worker_pb2.GenerateResponse]:
         ledger, origin = Ledger(time.monotonic()), Origin()
         try:
@@ -159,11 +161,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                     yield _event_to_proto(event, self._load)
 
     async def FollowPlans(
-        self, request: worker_pb2.FollowPlansRequest, context: Context
+        self, requests: AsyncIterator[worker_pb2.FollowPlansRequest], context: Context
     ) -> AsyncGenerator[worker_pb2.FollowPlansResponse]:
-        async with contextlib.aclosing(self._plans.follow(request.router_id)) as responses:
-            async for response in responses:
-                yield response
+        first = await anext(requests)
+        hearing = asyncio.create_task(self._hear(requests), name="hear of plans")
+        responses = contextlib.aclosing(self._plans.reports.follow(first.router_id))
+        try:
+            async with responses as told:
+                async for response in told:
+                    yield response
+        finally:
+            await end_tasks([hearing])
 
     async def Drain(
         self, request: worker_pb2.DrainRequest, context: Context
@@ -174,6 +182,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         remaining_s = context.time_remaining()
         timeout_s = None if remaining_s is None else max(remaining_s - 0.1, 0.0)
         return worker_pb2.DrainResponse(num_running=await self._front.drain(timeout_s))
+
+    async def _hear(self, requests: AsyncIterator[worker_pb2.FollowPlansRequest]) -> None:
+        async for request in requests:
+            for start in request.head_starts:
+                self._plans.begin(start, self.Generate)
+            self._plans.withdraw(request.withdrawn)
 
     def _snapshot(
         self, event: SnapshotEvent, *, load_only: bool
@@ -226,7 +240,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     def _fail(
         self,
         error: BaseException,
-        context: Context,
+        context: CallMetadata,
         ledger: Ledger,
         origin: Origin,
         *,
@@ -244,7 +258,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         )
 
     def _record(
-        self, context: Context, ledger: Ledger, origin: Origin, finished: common_pb2.Finished
+        self, context: CallMetadata, ledger: Ledger, origin: Origin, finished: common_pb2.Finished
     ) -> None:
         self._record_hop(
             "worker.generate",
@@ -261,7 +275,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     def _record_hop(
         self,
         name: str,
-        context: Context,
+        context: CallMetadata,
         ledger: Ledger,
         attributes: Attributes,
         *,

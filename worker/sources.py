@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 from firsttoken.worker.v1 import worker_pb2
 from services.core.ledger import Ledger
-from services.runtime.interceptor import Context
+from services.runtime.interceptor import CallMetadata
 from services.runtime.tasks import end_tasks
 from services.runtime.telemetry import TraceContext
 from worker.handoff import Handoffs, Metadata
@@ -59,12 +59,12 @@ class KvSources:
         request: worker_pb2.GenerateRequest,
         prompt: Prompt,
         origin: Origin,
-        context: Context,
+        call: CallMetadata,
     ) -> AsyncIterator[None]:
         """While the context is open, blocks may come; leaving it stops that."""
         tasks = []
         if source is not Source.COMPUTE:
-            caller = TraceContext.from_metadata(context.invocation_metadata())
+            caller = TraceContext.from_metadata(call.invocation_metadata())
             metadata = caller.metadata() if caller.span_id else ()
             bringing = self._bring(stream, request, prompt, origin, metadata)
             tasks.append(asyncio.create_task(bringing, name="bring kv"))

@@ -12,8 +12,8 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -28,8 +28,17 @@ DETAILS_KEY = "grpc-status-details-bin"
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Behaviour: TypeAlias = Callable[[Any, Any], Any]
+MetadataPair: TypeAlias = tuple[str, str | bytes]
 
 logger = logging.getLogger(__name__)
+
+
+class CallMetadata(Protocol):
+    """What a call says beside its messages. A Context is one."""
+
+    def invocation_metadata(self) -> Iterable[MetadataPair] | None: ...
+
+    def set_trailing_metadata(self, trailing_metadata: Sequence[MetadataPair]) -> None: ...
 
 
 class Malformed(NamedTuple):

@@ -12,7 +12,7 @@ from firsttoken.common.v1 import common_pb2
 from services.core.errors import InvalidArgument
 from services.core.ledger import Ledger, Segment
 from services.core.sampling import Sampling
-from services.runtime.interceptor import Context
+from services.runtime.interceptor import CallMetadata
 
 TENANT_KEY = "firsttoken-tenant"
 MAX_TENANT_CHARACTERS = 128
@@ -88,10 +88,10 @@ def _told_s(duration_ms: float) -> float:
     return duration_ms / 1000 if abs(duration_ms) <= MAX_TOLD_MS else 0.0
 
 
-def tell_ledger(context: Context, ledger: Ledger) -> None:
+def tell_ledger(call: CallMetadata, ledger: Ledger) -> None:
     """To whoever called, with the error that is about to be raised."""
     told = ledger_to_proto(ledger).SerializeToString()
-    context.set_trailing_metadata(((LEDGER_KEY, told),))
+    call.set_trailing_metadata(((LEDGER_KEY, told),))
 
 
 def spend_failed_call(ledger: Ledger, error: grpc.aio.AioRpcError, *, seen_s: float) -> None:

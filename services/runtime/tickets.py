@@ -18,6 +18,8 @@ from services.core.tickets import KeyRing, SigningKey
 PLAN_ID_BYTES = 16
 # From the plan on, until it must have begun.
 LIFETIME_S = 1.0
+# Why a plan has ended that no client has come for.
+EXPIRED = "PLAN_EXPIRED"
 
 
 def ring_to_proto(ring: KeyRing) -> control_pb2.TicketKeys:

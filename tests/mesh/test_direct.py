@@ -206,6 +206,39 @@ async def test_who_cannot_reach_the_worker_is_answered_through_the_router(
     assert ledger.route_ms > 0
 
 
+async def test_a_plan_is_under_way_when_its_client_comes(mesh: Mesh) -> None:
+    sampling = common_pb2.SamplingParams(max_tokens=20, ignore_eos=True)
+    planned = await plan(mesh, sampling=sampling)
+    [worker] = [each for each in mesh.workers if each.id == worker_of(planned)]
+    front = worker._front
+    await eventually(lambda: front.num_streams == 1 and not front.num_held, "all to be computed")
+    responses = await fetch(planned)
+
+    assert len(responses[1].chunk.token_ids) == 4 * 19  # as one, behind the first
+    assert responses[-1].finished.usage.completion_tokens == 20
+
+
+async def test_a_plan_that_is_resumed_at_once_does_not_go_on_at_its_worker(mesh: Mesh) -> None:
+    sampling = common_pb2.SamplingParams(max_tokens=2000, ignore_eos=True)
+    planned = await plan(mesh, sampling=sampling)
+    [worker] = [each for each in mesh.workers if each.id == worker_of(planned)]
+    before = plans(mesh).counts.expired
+    await eventually(lambda: worker._plans.num_waiting == 1)
+    async with open_channel(mesh.router.address) as channel:
+        resumption = inference_pb2.Resumption(call=planned.call, ticket=planned.ticket)
+        call = stub_of(channel).Generate(inference_pb2.GenerateRequest(resumption=resumption))
+        assert (await call.read()).chunk.token_ids
+        await eventually(lambda: not plans(mesh).num_open)
+        call.cancel()
+    assert worker._plans.num_waiting == 0
+    assert plans(mesh).counts.expired == before
+
+
+def worker_of(planned: inference_pb2.PlanResponse) -> str:
+    ticket = direct_pb2.Ticket.FromString(planned.ticket)
+    return direct_pb2.Plan.FromString(ticket.plan).worker_id
+
+
 async def test_clients_that_leave_hold_nothing(mesh: Mesh) -> None:
     rng = random.Random(7)
     options: Options = {**DRAWN, "max_tokens": 200}

@@ -118,7 +118,7 @@ class Plan(_message.Message):
     expires_s: _builtins.float
     """Unix time in seconds, by the router's clock: not to be begun later."""
     max_duration_s: _builtins.float
-    """From its beginning on; then it ends with DEADLINE_EXCEEDED."""
+    """From its beginning on, which may be before its client comes; then it ends with DEADLINE_EXCEEDED."""
     def __init__(
         self,
         *,

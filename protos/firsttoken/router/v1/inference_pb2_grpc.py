@@ -73,7 +73,8 @@ class InferenceServiceServicer(object):
     def Plan(self, request, context):
         """Plan does all that Generate does before it calls a worker, and leaves that call to
         the client: DirectService.Generate of the worker at `address`, within a second. The
-        worker's slot is the plan's until then, and until the answer's end. What cannot be
+        worker may have begun by then; its slot is the plan's until then, and until the
+        answer's end. What cannot be
         planned is FAILED_PRECONDITION with the reason NO_DIRECT_PATH: call Generate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

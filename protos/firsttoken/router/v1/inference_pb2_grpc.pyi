@@ -30,7 +30,8 @@ class InferenceServiceStub:
     Plan: _aio.UnaryUnaryMultiCallable[_inference_pb2.PlanRequest, _inference_pb2.PlanResponse]
     """Plan does all that Generate does before it calls a worker, and leaves that call to
     the client: DirectService.Generate of the worker at `address`, within a second. The
-    worker's slot is the plan's until then, and until the answer's end. What cannot be
+    worker may have begun by then; its slot is the plan's until then, and until the
+    answer's end. What cannot be
     planned is FAILED_PRECONDITION with the reason NO_DIRECT_PATH: call Generate.
     """
 
@@ -62,7 +63,8 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.Awaitable[_inference_pb2.PlanResponse]:
         """Plan does all that Generate does before it calls a worker, and leaves that call to
         the client: DirectService.Generate of the worker at `address`, within a second. The
-        worker's slot is the plan's until then, and until the answer's end. What cannot be
+        worker may have begun by then; its slot is the plan's until then, and until the
+        answer's end. What cannot be
         planned is FAILED_PRECONDITION with the reason NO_DIRECT_PATH: call Generate.
         """
 

@@ -1048,19 +1048,64 @@ class FollowPlansRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUTER_ID_FIELD_NUMBER: _builtins.int
+    HEAD_STARTS_FIELD_NUMBER: _builtins.int
+    WITHDRAWN_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
+    """In the first message of a stream only."""
+    @_builtins.property
+    def head_starts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeadStart]:
+        """Plans to begin with now: who comes with the ticket finds the answer under way."""
+
+    @_builtins.property
+    def withdrawn(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Ids of plans that nobody will come for: what was begun of them ends."""
+
     def __init__(
         self,
         *,
         router_id: _builtins.str = ...,
+        head_starts: _abc.Iterable[Global___HeadStart] | None = ...,
+        withdrawn: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["router_id", b"router_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_starts", b"head_starts", "router_id", b"router_id", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FollowPlansRequest: _TypeAlias = FollowPlansRequest  # noqa: Y015
+
+@_typing.final
+class HeadStart(_message.Message):
+    """A plan, sent to its worker while its client hears of it: a way less to the first token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TRACESTATE_FIELD_NUMBER: _builtins.int
+    call: _builtins.bytes
+    """Both as InferenceService.Plan gives them."""
+    ticket: _builtins.bytes
+    traceparent: _builtins.str
+    """W3C."""
+    tracestate: _builtins.str
+    def __init__(
+        self,
+        *,
+        call: _builtins.bytes = ...,
+        ticket: _builtins.bytes = ...,
+        traceparent: _builtins.str = ...,
+        tracestate: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "ticket", b"ticket", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeadStart: _TypeAlias = HeadStart  # noqa: Y015
 
 @_typing.final
 class FollowPlansResponse(_message.Message):

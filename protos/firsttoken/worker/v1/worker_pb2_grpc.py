@@ -50,7 +50,7 @@ class WorkerServiceStub(object):
                 request_serializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.WatchRequest.SerializeToString,
                 response_deserializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.WatchResponse.FromString,
                 _registered_method=True)
-        self.FollowPlans = channel.unary_stream(
+        self.FollowPlans = channel.stream_stream(
                 '/firsttoken.worker.v1.WorkerService/FollowPlans',
                 request_serializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.FollowPlansRequest.SerializeToString,
                 response_deserializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.FollowPlansResponse.FromString,
@@ -94,9 +94,10 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def FollowPlans(self, request, context):
-        """FollowPlans tells one router what becomes of its plans (firsttoken.direct.v1). All
-        that is ready comes at once; one stream per router.
+    def FollowPlans(self, request_iterator, context):
+        """FollowPlans tells one router what becomes of its plans (firsttoken.direct.v1), and
+        hears of them before their clients come. All that is ready comes at once; one stream
+        per router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,7 +129,7 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     request_deserializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.WatchRequest.FromString,
                     response_serializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.WatchResponse.SerializeToString,
             ),
-            'FollowPlans': grpc.unary_stream_rpc_method_handler(
+            'FollowPlans': grpc.stream_stream_rpc_method_handler(
                     servicer.FollowPlans,
                     request_deserializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.FollowPlansRequest.FromString,
                     response_serializer=firsttoken_dot_worker_dot_v1_dot_worker__pb2.FollowPlansResponse.SerializeToString,
@@ -232,7 +233,7 @@ class WorkerService(object):
             _registered_method=True)
 
     @staticmethod
-    def FollowPlans(request,
+    def FollowPlans(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -242,8 +243,8 @@ class WorkerService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/firsttoken.worker.v1.WorkerService/FollowPlans',
             firsttoken_dot_worker_dot_v1_dot_worker__pb2.FollowPlansRequest.SerializeToString,

@@ -32,9 +32,10 @@ class WorkerServiceStub:
     blocks stored and evicted, exactly, and its load. A consumer that falls too
     far behind gets a new snapshot.
     """
-    FollowPlans: _aio.UnaryStreamMultiCallable[_worker_pb2.FollowPlansRequest, _worker_pb2.FollowPlansResponse]
-    """FollowPlans tells one router what becomes of its plans (firsttoken.direct.v1). All
-    that is ready comes at once; one stream per router.
+    FollowPlans: _aio.StreamStreamMultiCallable[_worker_pb2.FollowPlansRequest, _worker_pb2.FollowPlansResponse]
+    """FollowPlans tells one router what becomes of its plans (firsttoken.direct.v1), and
+    hears of them before their clients come. All that is ready comes at once; one stream
+    per router.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
     """Drain stops taking requests and answers when none is left, or when the
@@ -81,11 +82,12 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def FollowPlans(
         self,
-        request: _worker_pb2.FollowPlansRequest,
-        context: _aio.ServicerContext[_worker_pb2.FollowPlansRequest, _abc.AsyncIterator[_worker_pb2.FollowPlansResponse]],
+        request_iterator: _abc.AsyncIterator[_worker_pb2.FollowPlansRequest],
+        context: _aio.ServicerContext[_abc.AsyncIterator[_worker_pb2.FollowPlansRequest], _abc.AsyncIterator[_worker_pb2.FollowPlansResponse]],
     ) -> _abc.AsyncIterator[_worker_pb2.FollowPlansResponse]:
-        """FollowPlans tells one router what becomes of its plans (firsttoken.direct.v1). All
-        that is ready comes at once; one stream per router.
+        """FollowPlans tells one router what becomes of its plans (firsttoken.direct.v1), and
+        hears of them before their clients come. All that is ready comes at once; one stream
+        per router.
         """
 
     @_abc_1.abstractmethod
