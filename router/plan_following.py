@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import random
 from collections.abc import Iterable
 from types import TracebackType
 from typing import NamedTuple, Self, TypeAlias
@@ -15,17 +13,13 @@ import grpc
 from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
 from router.peers import PeerLost, answer_of
 from router.plans import Plans
+from router.subscription import Subscription
 from services.runtime.channels import Channels
-from services.runtime.logs import event
 from services.runtime.tasks import end_tasks
 
 FollowCall: TypeAlias = (
     "grpc.aio.StreamStreamCall[worker_pb2.FollowPlansRequest, worker_pb2.FollowPlansResponse]"
 )
-
-BACKOFF_S = (0.05, 2.0)  # first, longest
-
-logger = logging.getLogger(__name__)
 
 
 class Direct(NamedTuple):
@@ -69,13 +63,12 @@ class Following:
         for stream in [*self._streams.values()]:
             if wanted.get(stream.worker.id) != stream.worker:
                 del self._streams[stream.worker.id]
-                stream.stop()
-                self._ending.add(stream.task)
-                stream.task.add_done_callback(self._ending.discard)
+                stream.stop(self._ending)
                 self._plans.gone(stream.worker.id)
         for worker in wanted.values():
             if worker.id not in self._streams:
-                self._streams[worker.id] = _Stream(self, worker)
+                stream = self._streams[worker.id] = _Stream(self, worker)
+                stream.start()
 
     def begin(self, worker_id: str, start: worker_pb2.HeadStart) -> None:
         """Tell the worker of a plan before its client does."""
@@ -98,18 +91,16 @@ class Following:
             self._plans.deaf(worker.id)
 
 
-class _Stream:
-    """Opened again for as long as its worker is followed."""
+class _Stream(Subscription):
+    """To and from one worker."""
 
     def __init__(self, following: Following, worker: Direct) -> None:
+        super().__init__(worker.id, "plans")
         self.worker = worker
         self._following = following
-        self._call: FollowCall | None = None
-        self._problem = ""
         # What is to be told next, and that there is some.
         self._outbox = worker_pb2.FollowPlansRequest()
         self._some = asyncio.Event()
-        self.task = asyncio.create_task(self._follow(), name=f"plans at {worker.id}")
 
     def begin(self, start: worker_pb2.HeadStart) -> None:
         self._outbox.head_starts.append(start)
@@ -119,31 +110,8 @@ class _Stream:
         self._outbox.withdrawn.append(plan_id)
         self._some.set()
 
-    def stop(self) -> None:
-        """Its call ends now: the channel may be closed next."""
-        self.task.cancel()
-        if self._call is not None:
-            self._call.cancel()
-
-    async def _follow(self) -> None:
-        clock = asyncio.get_running_loop().time
-        backoff_s, settled_s = BACKOFF_S
-        while True:
-            opened_s = clock()
-            try:
-                await self._listen()
-            except PeerLost as lost:
-                self._note(str(lost))
-            except grpc.aio.AioRpcError as error:
-                self._note(f"{error.code().name}: {error.details()}")
-            except Exception:  # a defect: better to ask again than to be deaf from now on
-                logger.exception("following the plans at %s failed", self.worker.id)
-            finally:
-                self._following.deaf(self.worker)
-            if clock() - opened_s > settled_s:
-                backoff_s = BACKOFF_S[0]
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
-            backoff_s = min(2 * backoff_s, settled_s)
+    def _lost(self) -> None:
+        self._following.deaf(self.worker)
 
     async def _listen(self) -> None:
         call = self._call = self._following.open(self.worker)
@@ -152,15 +120,12 @@ class _Stream:
         self._some.set()
         telling = asyncio.create_task(self._tell(call), name=f"tell {self.worker.id} of plans")
         try:
-            while True:
-                message = await answer_of(call.read())
-                if not isinstance(message, worker_pb2.FollowPlansResponse):
-                    return
+            while (message := await answer_of(call.read())) is not grpc.aio.EOF:
+                assert isinstance(message, worker_pb2.FollowPlansResponse)
                 self._following.hear(self.worker, message)
         finally:
             telling.cancel()
-            call.cancel()
-            self._call = None
+        raise PeerLost("it has ended the stream")
 
     async def _tell(self, call: FollowCall) -> None:
         """Until the call has ended, of which who reads it hears."""
@@ -170,11 +135,3 @@ class _Stream:
                 self._some.clear()
                 message, self._outbox = self._outbox, worker_pb2.FollowPlansRequest()
                 await call.write(message)
-
-    def _note(self, problem: str) -> None:
-        """Said once for each problem: it may go on for long."""
-        if problem != self._problem:
-            self._problem = problem
-            event(
-                logger, logging.DEBUG, "plans not followed", worker=self.worker.id, reason=problem
-            )

@@ -8,8 +8,6 @@ holder has not told yet, the dispatcher predicts.
 from __future__ import annotations
 
 import asyncio
-import logging
-import random
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
@@ -22,10 +20,10 @@ from firsttoken.kvstore.v1 import kvstore_pb2
 from firsttoken.worker.v1 import worker_pb2
 from router.peers import PeerLost, answer_of
 from router.reports import Report, Tier
+from router.subscription import BACKOFF_S, Subscription
 from router.watch_messages import SLICE_KEYS, Reading
 from services.core.keys import KEY_BYTES
 from services.runtime.channels import Channels
-from services.runtime.logs import event
 from services.runtime.tasks import end_tasks
 
 WatchCall: TypeAlias = "grpc.aio.UnaryStreamCall[Any, Any]"
@@ -34,7 +32,6 @@ METHODS = {
     Tier.WORKER: "/firsttoken.worker.v1.WorkerService/Watch",
     Tier.NODE: "/firsttoken.kvstore.v1.KvStoreService/Watch",
 }
-BACKOFF_S = (0.05, 2.0)  # first, longest
 # Streams that are opened at the same time. Each counts for so long at most: who does not
 # answer holds up nobody else.
 MAX_OPENING = 64
@@ -42,8 +39,6 @@ OPENING_TURN_S = 0.1
 MAX_RETRIES_PER_S = 500
 OPEN_TIMEOUT_S = 10.0
 LONG_BYTES = SLICE_KEYS * KEY_BYTES
-
-logger = logging.getLogger(__name__)
 
 
 class Ears(Protocol):
@@ -132,11 +127,7 @@ class Watching:
         """These, and no others from now on. Call it before their channels are dropped."""
         wanted = dict.fromkeys(holders)
         for holder in self._feeds.keys() - wanted.keys():
-            feed = self._feeds.pop(holder)
-            feed.stop()
-            if feed.task is not None:
-                self._ending.add(feed.task)
-                feed.task.add_done_callback(self._ending.discard)
+            self._feeds.pop(holder).stop(self._ending)
             self._ears.deaf(holder.id)
         for holder in wanted:
             if holder not in self._feeds:
@@ -195,55 +186,23 @@ class Watching:
         self._ears.deaf(holder.id)
 
 
-class _Feed:
-    """The stream of one holder, opened again for as long as it is followed."""
+class _Feed(Subscription):
+    """The stream of one holder."""
 
     def __init__(self, watching: Watching, holder: Holder) -> None:
+        super().__init__(holder.id, "watch")
         self.live = False
         self._watching = watching
         self._holder = holder
-        self._call: WatchCall | None = None
-        self._problem = ""
-        self._stopped = False
-        self.task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        if not self._stopped:
-            self.task = asyncio.create_task(self._follow(), name=f"watch {self._holder.id}")
+    @property
+    def _longest_backoff_s(self) -> float:
+        return self._watching.longest_backoff_s
 
-    def stop(self) -> None:
-        """Its call ends now: the channel may be closed next."""
-        self._stopped = True
-        if self.task is not None:
-            self.task.cancel()
-        if self._call is not None:
-            self._call.cancel()
-
-    async def _follow(self) -> None:
-        clock = asyncio.get_running_loop().time
-        backoff_s, settled_s = BACKOFF_S
-        while True:
-            opened_s = clock()
-            try:
-                await self._listen()
-            except (PeerLost, TimeoutError) as lost:
-                self._lose(str(lost), logging.DEBUG)
-            except grpc.aio.AioRpcError as error:
-                self._lose(f"{error.code().name}: {error.details()}", logging.WARNING)
-            except ValueError as error:
-                self._lose(str(error), logging.WARNING)
-            except Exception:  # a defect: better to ask again than to be deaf from now on
-                self._lose("a defect", logging.DEBUG)
-                logger.exception("following %s failed", self._holder.id)
-            finally:
-                self.live = False
-            if clock() - opened_s > settled_s:
-                backoff_s = BACKOFF_S[0]
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
-            backoff_s = min(2 * backoff_s, self._watching.longest_backoff_s)
+    def _lost(self) -> None:
+        self._watching.lost(self._holder)
 
     async def _listen(self) -> None:
-        """Returns where something is missing. Raises PeerLost and others when the stream ends."""
         reading = Reading()
         read = reading.of_worker if self._holder.tier is Tier.WORKER else reading.of_store
         try:
@@ -257,14 +216,5 @@ class _Feed:
                 self.live = True
                 message = await answer_of(call.read())
         finally:
-            if self._call is not None:
-                self._call.cancel()
-            self._call = None
+            self.live = False
         raise PeerLost("it has ended the stream")
-
-    def _lose(self, problem: str, level: int) -> None:
-        """Said once for each problem: it may go on for long."""
-        self._watching.lost(self._holder)
-        if problem != self._problem:
-            self._problem = problem
-            event(logger, level, "not followed", holder=self._holder.id, reason=problem)
