@@ -43,6 +43,7 @@ from worker.messages import (
     Started,
     Submit,
     TokenLogprobs,
+    Verified,
 )
 from worker.outbox import Outbox
 from worker.pool import BlockPool
@@ -51,6 +52,7 @@ from worker.reports import Counters, PendingReport, first_token_times
 from worker.sampling import sample
 from worker.scheduler import Scheduler, StepBudget
 from worker.sequence import Sequence
+from worker.speculation import Speculation
 from worker.steps import Ended, Kinds, Steps
 from worker.transfers import Transfers
 
@@ -79,6 +81,11 @@ class EngineCore:
         )
         self._scheduler = Scheduler(engine.info, self._cache, self._budget)
         self._steps = Steps(engine)
+        self._speculation = Speculation(
+            engine.info,
+            max_draft=config.worker.max_draft_tokens,
+            max_batch_tokens=config.worker.max_batch_tokens,
+        )
         self._delay_ms: DelaySettings = config.debug.delay_ms
         self._outbox = Outbox(engine, arena, early_blocks=config.worker.handoff_export_blocks)
         self._transfers = Transfers(engine.transport)
@@ -139,6 +146,7 @@ class EngineCore:
                     self._outbox.free(command.slots)
                 case Settings():
                     self._budget.max_step_s = command.max_step_ms / 1e3
+                    self._speculation.max_draft = command.max_draft_tokens
                     self._outbox.early_blocks = command.handoff_export_blocks
                     self._delay_ms = command.delay_ms
 
@@ -219,6 +227,8 @@ class EngineCore:
         self._pending.inbox_freed += [sequence.staged.pop(index).inbox_slot for index in passed]
 
     def _begin(self, kinds: Kinds) -> None:
+        if kinds.decodes and (answering := self._scheduler.answering()):
+            self._speculation.propose(answering)
         planned = self._scheduler.plan(self._start, decodes=kinds.decodes, prompts=kinds.prompts)
         prompts = [item for item in planned if item.sequence.prefilling]
         began_s = time.monotonic()
@@ -261,17 +271,49 @@ class EngineCore:
             step_s=step.ended_s - step.began_s,
         )
         self._counters.add_step(step)
+        if not step.num_prompt:
+            self._speculation.observe(
+                step.num_decoding, step.num_drafted, step.ended_s - step.began_s
+            )
+        if step.num_drafted:
+            self._verify(step)
+            return
         for sequence, work in step.planned:
             if sequence.prefilling:
                 self._advance_prompt(sequence, work, step.ended_s)
             else:
                 sequence.num_computed += 1
+                self._speculation.rest(sequence)
         answering = [sequence for sequence, work in step.planned if work.wants_logits]
         if step.num_prompt and any(not each.has_first_token for each in answering):
             _delay(self._delay_ms.worker_sampling)
         sampled = sample(step.logits, [each.row for each in answering])
         for sequence, (token_id, logprobs) in zip(answering, sampled, strict=True):
             self._accept(sequence, token_id, logprobs, step)
+
+    def _verify(self, step: Ended) -> None:
+        """A step of answers, with drafts: what is sampled behind each token is the answer, and
+        as far as a draft says the same, what follows is known too.
+        """
+        row = 0
+        for sequence, work in step.planned:
+            num_new = 0
+            for drafted in (*sequence.draft, None):
+                logits = step.logits[row + num_new : row + num_new + 1]
+                [(token_id, logprobs)] = sample(logits, [sequence.row])
+                self._accept(sequence, token_id, logprobs, step)
+                num_new += 1
+                if sequence.finished or sequence.answer[-1] != drafted:
+                    break
+            row += work.num_logits
+            sequence.num_computed += num_new
+            self._counters.decode_tokens_evaluated += num_new - 1
+            if num_new < work.num_logits:
+                self._engine.truncate(sequence.slot, sequence.num_computed)
+            if sequence.draft:
+                told = Verified(sequence.request_id, len(sequence.draft), num_new - 1)
+                self._pending.verified.append(told)
+            self._speculation.learn(sequence, num_new - 1, step.num_decoding)
 
     def _advance_prompt(self, sequence: Sequence, work: Work, ended_s: float) -> None:
         sequence.num_computed += len(work.tokens)
@@ -387,6 +429,7 @@ class EngineCore:
             self._pool,
             num_outbox_blocks=self._outbox.num_used,
             prefill_tokens_per_s=self._budget.prefill_tokens_per_s,
+            drafts=self._speculation.counts,
         )
 
 

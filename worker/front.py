@@ -362,6 +362,10 @@ class EngineFront:
         for request_id, error in report.transfers:
             if (stream := self._streams.get(request_id)) is not None:
                 stream.end_transfer(error)
+        for request_id, num_drafted, num_accepted in report.verified:
+            if (stream := self._streams.get(request_id)) is not None:
+                stream.num_drafted += num_drafted
+                stream.num_accepted += num_accepted
         self._free_inbox(report.inbox_freed)
         if report.stored:
             for callback in self._on_stored:
@@ -375,6 +379,7 @@ class EngineFront:
 def _settings(config: MeshConfig) -> Settings:
     return Settings(
         max_step_ms=config.worker.max_step_ms,
+        max_draft_tokens=config.worker.max_draft_tokens,
         handoff_export_blocks=config.worker.handoff_export_blocks,
         delay_ms=config.debug.delay_ms,
     )

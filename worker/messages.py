@@ -118,6 +118,7 @@ class Settings(NamedTuple):
     """What may change while the core runs."""
 
     max_step_ms: float
+    max_draft_tokens: int
     handoff_export_blocks: int
     delay_ms: DelaySettings
 
@@ -217,6 +218,22 @@ def to_token(plain: PlainToken) -> Token:
     return token
 
 
+class DraftCounts(NamedTuple):
+    """Of one class of requests, since the core's start: see worker.speculation."""
+
+    num_drafts: int = 0
+    # Their tokens, and those of them that came true.
+    num_drafted: int = 0
+    num_accepted: int = 0
+    # What verifying took beside the steps themselves, as measured, and tokens won by it: less
+    # those that the same time would have brought otherwise.
+    spent_s: float = 0.0
+    won_tokens: float = 0.0
+    # How often drafts did not pay, and whether they are tried now.
+    num_rests: int = 0
+    is_on: bool = True
+
+
 class CoreLoad(NamedTuple):
     """Fields as in firsttoken.worker.v1.Load."""
 
@@ -236,6 +253,7 @@ class CoreLoad(NamedTuple):
     queued_prompt_tokens: int
     # Never changed: there is another one instead.
     bubble_s: dict[str, float]
+    drafts: dict[str, DraftCounts]
 
 
 class Bubble(NamedTuple):
@@ -289,6 +307,14 @@ class TransferDone(NamedTuple):
     error: str
 
 
+class Verified(NamedTuple):
+    """A draft of a request's next tokens, and how many of them came true."""
+
+    request_id: int
+    num_drafted: int
+    num_accepted: int
+
+
 class StepReport(NamedTuple):
     """All that one turn of the loop produced."""
 
@@ -306,6 +332,7 @@ class StepReport(NamedTuple):
     inbox_freed: list[int]
     transfers: list[TransferDone]
     bubbles: list[Bubble]
+    verified: list[Verified]
 
 
 Report: TypeAlias = Ready | Failed | StepReport

@@ -37,6 +37,18 @@ _PROMPT = Metric(
     True,
 )
 _DECODED = Metric("firsttoken.worker.decode.tokens", "{token}", "Tokens of answers.", True)
+_DRAFTED = Metric(
+    "firsttoken.worker.draft.tokens",
+    "{token}",
+    "Tokens drafted for answers, by whether they came true, and by class of requests.",
+    True,
+)
+_DRAFTING = Metric(
+    "firsttoken.worker.drafting",
+    "",
+    "1 while drafts are made for a class of requests, 0 while they do not pay.",
+    False,
+)
 _CACHED = Metric("firsttoken.worker.kv.cached", "{block}", "KV blocks kept for reuse.", False)
 _RESERVED = Metric(
     "firsttoken.worker.kv.reserved", "{block}", "KV blocks that running requests hold.", False
@@ -102,7 +114,19 @@ _TICKETS = Metric(
     "firsttoken.worker.tickets.refused", "{request}", "Calls whose ticket was not taken.", True
 )
 METRICS = (
-    *(_BUSY, _STEPS, _LONGEST, _PREFILL_RATE, _REQUESTS, _QUEUED, _PROMPT, _DECODED, _CACHED),
+    *(
+        _BUSY,
+        _STEPS,
+        _LONGEST,
+        _PREFILL_RATE,
+        _REQUESTS,
+        _QUEUED,
+        _PROMPT,
+        _DECODED,
+        _DRAFTED,
+        _DRAFTING,
+        _CACHED,
+    ),
     *(_RESERVED, _CAPACITY, _MOVING, _HANDOFFS, _LOADED, _STORED, _READ_RATE, _READ_LATENCY),
     *(_CHOICES, _SPENT, _REGRET, _LOST, _FAILED, _WRITING, _PLANS, _TICKETS, LEAK),
 )
@@ -137,6 +161,11 @@ def read(now: Readings) -> Iterator[Sample]:
     yield Sample(_REQUESTS.name, load.num_waiting, _label("state", "waiting"))
     yield Sample(_QUEUED.name, load.queued_prompt_tokens)
     yield Sample(_DECODED.name, load.decode_tokens_evaluated)
+    for name, drafts in load.drafts.items():
+        missed = drafts.num_drafted - drafts.num_accepted
+        yield Sample(_DRAFTED.name, drafts.num_accepted, (("class", name), ("end", "accepted")))
+        yield Sample(_DRAFTED.name, missed, (("class", name), ("end", "rejected")))
+        yield Sample(_DRAFTING.name, int(drafts.is_on), _label("class", name))
     yield Sample(_CACHED.name, load.num_blocks_cached)
     yield Sample(_RESERVED.name, load.num_blocks_reserved)
     yield Sample(_CAPACITY.name, load.num_blocks_total)

@@ -23,6 +23,8 @@ class Origin:
         self.cached_tokens = 0
         self.evaluated_prompt_tokens = 0
         self.handoff_ms = 0.0
+        # Of speculation.
+        self.drafted_tokens = self.accepted_tokens = 0
         # Sequences in the first step that had some of its prompt; 0: unknown.
         self.batch_size = 0
         # Of the core here, when it has sampled the first token itself.
@@ -108,6 +110,9 @@ class Origin:
         }
         if self.batch_size:
             found[names.BATCH_SIZE] = self.batch_size
+        if self.drafted_tokens:
+            found[names.DRAFTED_TOKENS] = self.drafted_tokens
+            found[names.ACCEPTED_TOKENS] = self.accepted_tokens
         if path.handed_off:
             found[names.KV_PREFILL_WORKER_ID] = path.prefill_worker_id
             found[names.KV_TRANSPORT] = path.transport

@@ -7,6 +7,7 @@ from collections import deque
 from worker.messages import (
     Bubble,
     CoreLoad,
+    DraftCounts,
     ExportedBlock,
     FirstTokenTimes,
     PlainToken,
@@ -14,6 +15,7 @@ from worker.messages import (
     Started,
     StepReport,
     TransferDone,
+    Verified,
 )
 from worker.pool import BlockPool, PoolEvents
 from worker.scheduler import Scheduler
@@ -37,12 +39,13 @@ class PendingReport:
         self.inbox_freed: list[int] = []
         self.transfers: list[TransferDone] = []
         self.bubbles: list[Bubble] = []
+        self.verified: list[Verified] = []
 
     def take(self, events: PoolEvents, load: CoreLoad) -> StepReport | None:
         """None when there is nothing to say. A step of prompts alone changes the load."""
         parts = (
             *(self.tokens, self.released, self.started, self.progress),
-            *(self.exported, self.inbox_freed, self.transfers, self.bubbles),
+            *(self.exported, self.inbox_freed, self.transfers, self.bubbles, self.verified),
             *(events.stored, events.evicted),
         )
         if load == self._reported and not any(parts):
@@ -60,6 +63,7 @@ class PendingReport:
             inbox_freed=self.inbox_freed,
             transfers=self.transfers,
             bubbles=self.bubbles,
+            verified=self.verified,
         )
         self._clear()
         return report
@@ -97,6 +101,7 @@ class Counters:
         *,
         num_outbox_blocks: int,
         prefill_tokens_per_s: float,
+        drafts: dict[str, DraftCounts],
     ) -> CoreLoad:
         return CoreLoad(
             num_running=scheduler.num_running,
@@ -114,6 +119,7 @@ class Counters:
             prefill_tokens_per_s=prefill_tokens_per_s,
             queued_prompt_tokens=scheduler.num_queued_tokens,
             bubble_s=self.bubble_s,
+            drafts=drafts,
         )
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from services.core.tokens import TokenArray
 from worker.engines.contract import EngineInfo, Work
 from worker.messages import Submit
 from worker.order import Urgency, in_order
@@ -152,11 +153,7 @@ class Scheduler:
         `start` is called for a prompt whose turn has come, to bring in what is
         cached of it: it sets `started_s` and `num_computed`.
         """
-        decoding: list[Sequence] = []
-        prefilling: list[Sequence] = []
-        for each in self._running.values():
-            if not (each.held or each.finished or each.cancelled):
-                (prefilling if each.num_computed < each.num_input else decoding).append(each)
+        decoding, prefilling = self._ready()
         planned = _plan_decodes(decoding) if decodes else []
         if not (prefilling and prompts):
             return planned
@@ -175,6 +172,11 @@ class Scheduler:
                 left -= len(work.tokens)
         return planned
 
+    def answering(self) -> list[Sequence]:
+        """Those that go on with their answers, where no prompt is to be computed beside them."""
+        decoding, prefilling = self._ready()
+        return [] if prefilling else decoding
+
     def remove(self, request_id: int) -> Sequence | None:
         """Forget a request wherever it is; its slot and KV are free. None: unknown."""
         sequence = self._running.pop(request_id, None)
@@ -192,6 +194,15 @@ class Scheduler:
         assert sorted(slots + self._free_slots) == list(range(self._info.num_slots))
         assert not self._running.keys() & self._waiting.keys()
         self._cache.check_integrity(self._running.values())
+
+    def _ready(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Whose turn may be next: those that go on with their answers, and prompts."""
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
+        for each in self._running.values():
+            if not (each.held or each.finished or each.cancelled):
+                (prefilling if each.num_computed < each.num_input else decoding).append(each)
+        return decoding, prefilling
 
     def _in_order(self, sequences: Collection[Sequence]) -> list[Sequence]:
         """The most urgent first. Whoever others wait for is as urgent as they are."""
@@ -213,13 +224,20 @@ class Scheduler:
         end = min(position + most, sequence.barrier(self._info.block_tokens))
         # A first token that another worker has sampled is not sampled again.
         wanted = end == sequence.num_input and not sequence.has_first_token
-        return Work(sequence.slot, position, sequence.input_ids[position:end], wanted)
+        return Work(sequence.slot, position, sequence.input_ids[position:end], int(wanted))
 
 
 def _plan_decodes(sequences: list[Sequence]) -> list[Planned]:
-    """The last token of each."""
+    """The last token of each, and its draft behind it."""
     last = np.array([each.answer[-1] for each in sequences], np.uint32).reshape(-1, 1)
     return [
-        Planned(each, Work(each.slot, each.num_computed, token, True))
+        Planned(each, _decode_work(each, token))
         for each, token in zip(sequences, last, strict=True)
     ]
+
+
+def _decode_work(sequence: Sequence, token: TokenArray) -> Work:
+    if not sequence.draft:
+        return Work(sequence.slot, sequence.num_computed, token, 1)
+    tokens = np.concatenate((token, np.array(sequence.draft, np.uint32)))
+    return Work(sequence.slot, sequence.num_computed, tokens, len(tokens))

@@ -20,6 +20,7 @@ from worker.messages import (
 )
 from worker.phases import Phases
 from worker.pool import Claim, NewBlock
+from worker.prompt_lookup import PromptLookup
 from worker.sampling import Row
 
 
@@ -75,6 +76,10 @@ class Sequence:
     started_s: float = 0.0
     # Sequences in its first step, itself included.
     batch_size: int = 0
+    # What may follow its answer: the next step, or the one that it is in, verifies it.
+    draft: list[int] = field(default_factory=list)
+    # Where that comes from, once it was asked for.
+    lookup: PromptLookup | None = None
 
     @classmethod
     def of(cls, submit: Submit) -> Sequence:
@@ -153,6 +158,11 @@ class Sequence:
     def barrier(self, block_tokens: int) -> int:
         """The position up to which to compute: from there on, blocks are in the inbox."""
         return min(self.staged) * block_tokens if self.staged else self.num_input
+
+    def left(self, info: EngineInfo) -> int:
+        """Tokens until generation ends by its length."""
+        room = info.max_context_tokens - len(self.submit.token_ids)
+        return min(self.submit.sampling.max_tokens or room, room) - len(self.answer)
 
     def finish_after(self, token_id: int, info: EngineInfo) -> str:
         """Whether generation ends with this token, not yet appended: "stop", "length" or ""."""

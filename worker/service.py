@@ -127,6 +127,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                             yield worker_pb2.GenerateResponse(chunk=chunk)
                             if is_first:
                                 self._sources.tell_writes(prompt, origin, ledger)
+                    origin.drafted_tokens = stream.num_drafted
+                    origin.accepted_tokens = stream.num_accepted
             ledger.mark_first_token(time.monotonic())
             finished = self._finish(answer, ledger, prompt, origin)
         except BaseException as error:
@@ -202,8 +204,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     def _load(self, load: CoreLoad) -> worker_pb2.Load:
         inbox = self._front.inbox
+        plain = load._asdict()
+        drafts = plain.pop("drafts")
         return worker_pb2.Load(
-            **load._asdict(),
+            **plain,
+            drafts={name: worker_pb2.Drafts(**each._asdict()) for name, each in drafts.items()},
             num_inbox_blocks=inbox.num_slots - inbox.num_free,
             num_handoffs_taken=self._handoffs.taken,
             num_handoffs_given=self._handoffs.given,

@@ -34,6 +34,8 @@ class Ended(NamedTuple):
     # Tokens of prompts, and sequences that go on with their answers.
     num_prompt: int
     num_decoding: int
+    # Tokens of their drafts.
+    num_drafted: int
 
 
 class _Begun(NamedTuple):
@@ -103,4 +105,5 @@ class Steps:
             *(begun.planned, logits, begun.began_s, ended_s, busy_s),
             num_prompt=sum(prompts),
             num_decoding=len(begun.planned) - len(prompts),
+            num_drafted=sum(len(each.draft) for each, _ in begun.planned),
         )

@@ -48,6 +48,8 @@ class TokenStream:
         self.phases: tuple[Interval, ...] = ()
         # Prompt tokens whose KV is in the slot, while blocks may come or go.
         self.num_computed = 0
+        # Tokens of drafts that the core has verified, and those of them that came true.
+        self.num_drafted = self.num_accepted = 0
         self._send = send
         self._tokens: list[Token] = []
         self._exported: list[ExportedBlock] = []

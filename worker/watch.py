@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 from worker.messages import CoreLoad, StepReport
 
-EMPTY_LOAD = CoreLoad._make([*[0] * (len(CoreLoad._fields) - 1), {}])
+EMPTY_LOAD = CoreLoad._make([*[0] * (len(CoreLoad._fields) - 2), {}, {}])
 # Events a watcher may fall behind before it gets a snapshot instead.
 MAX_BACKLOG = 256
 # Load is told this often at most: an engine step may take a few milliseconds.

@@ -11,6 +11,9 @@ from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
 from services.runtime.channels import open_channel
 from services.runtime.tasks import end_tasks
 
+# A worker tells its load ten times a second at most.
+SETTLED_S = 0.3
+
 
 class Engine(NamedTuple):
     """An engine between two looks at its worker, in seconds.
@@ -46,7 +49,7 @@ class Engine(NamedTuple):
 
 
 class LoadWatch:
-    """The latest word of a worker; `fresh` waits for the next."""
+    """The latest word of a worker; `fresh` waits for the next, which only a busy one has."""
 
     def __init__(self) -> None:
         self._load: worker_pb2.Load | None = None
@@ -55,6 +58,14 @@ class LoadWatch:
     async def fresh(self) -> worker_pb2.Load:
         async with self._came:
             await self._came.wait()
+            assert self._load is not None
+            return self._load
+
+    async def settled(self) -> worker_pb2.Load:
+        """When it has had the time to say what it has to."""
+        await asyncio.sleep(SETTLED_S)
+        async with self._came:
+            await self._came.wait_for(lambda: self._load is not None)
             assert self._load is not None
             return self._load
 

@@ -18,6 +18,7 @@ from services.cli import (
     bench_overhead,
     bench_pools,
     bench_route,
+    bench_spec,
     bench_streams,
     bench_telemetry,
     bench_tokenize,
@@ -59,12 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench_pools.add_arguments(pools)
     keys = benchmarks.add_parser("config", help="a configuration of 10,000 keys against one of 10")
     bench_config.add_arguments(keys)
+    spec = benchmarks.add_parser("spec", help="what drafts of the next tokens bring")
+    bench_spec.add_arguments(spec)
     tokens = benchmarks.add_parser(
         "tokenize", help="what encoding costs, and what ids of what was seen before save"
     )
     bench_tokenize.add_arguments(tokens)
     measured = (
         *(tokens, told, closed, shared, kv, edge, route, ladder, overhead, idle, many, pools, keys),
+        spec,
     )
     for parser in measured:
         parser.add_argument("--json", action="store_true", help="end with one line of JSON")
@@ -121,6 +125,8 @@ def run(arguments: argparse.Namespace) -> int:
                 num_pushes=arguments.pushes,
             )
             show = bench_config.show
+        case "spec":
+            measuring, show = bench_spec.measure(arguments), bench_spec.show
         case "edge":
             measuring = bench_edge.measure(arguments.engines, load_s=arguments.seconds)
             show = bench_edge.show

@@ -350,6 +350,14 @@ class WorkerSettings:
         low=1,
         high=60_000,
     )
+    max_draft_tokens: int = setting(
+        0,
+        "Longest draft of an answer's next tokens that a step verifies; 0: none. Drafts come from"
+        " where the prompt or the answer said the same before; answers stay as they are, bit for"
+        " bit. Where drafts cost more than they bring, a worker stops making them for a while.",
+        low=0,
+        high=64,
+    )
     max_batch_tokens: int = setting(
         512,
         "Most tokens in one engine step; at least num_slots.",

@@ -34,8 +34,8 @@ def measured_budget(config: MeshConfig) -> StepBudget:
         max_step_s=config.worker.max_step_ms / 1e3,
         max_batch_tokens=config.worker.max_batch_tokens,
     )
-    prompt = Work(0, 0, blank_ids(StepBudget.FIRST_TOKENS), wants_logits=False)
-    decode = Work(0, 0, blank_ids(1), wants_logits=True)
+    prompt = Work(0, 0, blank_ids(StepBudget.FIRST_TOKENS), num_logits=0)
+    decode = Work(0, 0, blank_ids(1), num_logits=1)
     budget.observe(
         num_prompt=StepBudget.FIRST_TOKENS, num_decoding=0, step_s=step_s(timing, [prompt])
     )

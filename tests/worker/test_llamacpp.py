@@ -118,6 +118,31 @@ def test_a_work_that_wants_no_logits_has_no_row(engine: LlamaCppEngine, plain: b
     assert logits.tobytes() == plain
 
 
+def test_each_token_of_a_run_may_have_its_logits(engine: LlamaCppEngine) -> None:
+    """Beside other works, of which the longest goes first."""
+    single = [
+        feed(engine, 0, PROMPT[:31]),
+        *(
+            engine.evaluate([Work(0, position, PROMPT[position : position + 1], 1)]).tobytes()
+            for position in range(31, 34)
+        ),
+    ]
+    engine.clear(0)
+    feed(engine, 0, PROMPT[:30])
+    logits = engine.evaluate([Work(1, 0, OTHER[:9], 1), Work(0, 30, PROMPT[30:34], 4)])
+
+    assert [row.tobytes() for row in logits[1:]] == single
+
+
+def test_what_is_cut_off_was_never_there(engine: LlamaCppEngine, plain: bytes) -> None:
+    feed(engine, 0, PROMPT[:30])
+    engine.evaluate([Work(0, 30, OTHER[:5], 5)])
+    engine.truncate(0, 32)
+    engine.truncate(0, 30)
+
+    assert feed(engine, 0, PROMPT, start=30) == plain
+
+
 def test_a_cleared_slot_starts_afresh(engine: LlamaCppEngine, plain: bytes) -> None:
     feed(engine, 0, OTHER)
     engine.clear(0)
@@ -273,6 +298,9 @@ def test_an_unknown_slot_is_refused(engine: LlamaCppEngine, slot: int) -> None:
 def test_a_wrong_position_is_refused(engine: LlamaCppEngine, plain: bytes) -> None:
     feed(engine, 0, PROMPT[:10])
 
+    for length in (11, -1):
+        with pytest.raises(EngineFailure, match=f"cannot be cut to {length}"):
+            engine.truncate(0, length)
     assert "holds 10 tokens; position 11" in refusal(engine, Work(0, 11, PROMPT[11:], True))
     assert "holds 10 tokens; position 9" in refusal(engine, Work(0, 9, PROMPT[9:], True))
     assert "holds 12 tokens" in refusal(

@@ -6,6 +6,7 @@ from typing import Any
 from services.core.metrics import Labels
 from tests.worker.steps import INFO
 from worker.estimates import ReadCost, Tier
+from worker.messages import DraftCounts
 from worker.metrics import METRICS, Readings, read
 from worker.tier import TierStats
 from worker.watch import EMPTY_LOAD
@@ -15,6 +16,7 @@ LOAD = EMPTY_LOAD._replace(
     num_blocks_reserved=3,
     prompt_tokens_evaluated=1000,
     prompt_tokens_cached=600,
+    drafts={"batch, greedy": DraftCounts(num_drafted=10, num_accepted=7, is_on=False)},
 )
 TIER = TierStats(
     num_loads=1,
@@ -63,6 +65,14 @@ def test_prompt_tokens_are_told_apart_by_source() -> None:
         (("source", "l1"),): 3 * INFO.block_tokens,
         (("source", "l2"),): 2 * INFO.block_tokens,
     }
+
+
+def test_drafts_are_told_by_class_and_by_what_became_of_them() -> None:
+    assert values("firsttoken.worker.draft.tokens") == {
+        (("class", "batch, greedy"), ("end", "accepted")): 7,
+        (("class", "batch, greedy"), ("end", "rejected")): 3,
+    }
+    assert list(values("firsttoken.worker.drafting").values()) == [0]
 
 
 def test_a_tier_that_nothing_is_known_of_has_no_speed() -> None:

@@ -80,6 +80,24 @@ def test_chunks_do_not_change_logits(tokens: list[int], cuts: list[int], token_b
     assert feed(engine, 0, tokens, cuts) == feed(engine, 1, tokens, [])
 
 
+@given(prompts, st.data(), st.sampled_from([1, 7, 8, 12]))
+def test_what_is_cut_off_was_never_there(
+    tokens: list[int], data: st.DataObject, token_bytes: int
+) -> None:
+    engine = new_engine(kv_bytes_per_token=token_bytes)
+    end = data.draw(st.integers(0, len(tokens) - 1))
+    other = data.draw(prompts)
+    feed(engine, 0, [*tokens[:end], *other], [])
+    engine.truncate(0, end)
+    rows = engine.evaluate([Work(0, end, ids(*tokens[end:]), len(tokens) - end)])
+
+    one_by_one = [feed(engine, 1, tokens[: end + 1], [])]
+    for position in range(end + 1, len(tokens)):
+        logits = engine.evaluate([Work(1, position, ids(tokens[position]), 1)])
+        one_by_one.append(logits.tobytes())
+    assert [row.tobytes() for row in rows] == one_by_one
+
+
 @given(prompts)
 def test_blocks_carry_a_prefix_to_another_engine(tokens: list[int]) -> None:
     source, target = new_engine(), new_engine()

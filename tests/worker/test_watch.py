@@ -12,7 +12,7 @@ def report(
 ) -> StepReport:
     load = EMPTY_LOAD._replace(num_steps=num_steps)
     blocks = [StoredBlock(key, b"", 0, 0, 1) for key in stored or []]
-    return StepReport([], [], blocks, evicted or [], load, [], [], [], [], [], [])
+    return StepReport([], [], blocks, evicted or [], load, [], [], [], [], [], [], [])
 
 
 def new_hub() -> WatchHub:

@@ -47,8 +47,12 @@ class Work(NamedTuple):
     # Position of the first of `tokens` in its sequence.
     position: int
     tokens: npt.NDArray[np.uint32]
-    # Give the logits after the last of `tokens`.
-    wants_logits: bool
+    # Give the logits after each of so many of them, the last ones.
+    num_logits: int
+
+    @property
+    def wants_logits(self) -> bool:
+        return self.num_logits > 0
 
 
 Handle: TypeAlias = dict[Any, Any]
@@ -157,7 +161,7 @@ class Engine(Protocol):
     def evaluate(self, batch: Sequence[Work]) -> Logits:
         """Evaluate a batch in one step and append its KV to the slots.
 
-        Returns shape (number of works that want logits, width), rows in their order;
+        Returns shape (sum of the works' num_logits, width), rows in their order;
         width <= vocabulary_size, and ids beyond it have probability 0. The array is
         valid until the next call, and not to be written to.
         """
@@ -175,6 +179,10 @@ class Engine(Protocol):
 
         Sizes as for `export_blocks`.
         """
+        ...
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget what the slot holds beyond its first `length` tokens."""
         ...
 
     def clear(self, slot: int) -> None:

@@ -112,11 +112,17 @@ class SimulatedEngine:
             tokens = np.concatenate([work.tokens for work in singles])
             positions = [work.position for work in singles]
             SequenceKV.append_each([self._kv[work.slot] for work in singles], positions, tokens)
+        digests: list[int] = []
         for work in batch:
+            kv, first = self._kv[work.slot], len(work.tokens) - max(work.num_logits - 1, 0)
             if len(work.tokens) > 1:
-                self._kv[work.slot].append(work.position, work.tokens)
+                kv.append(work.position, work.tokens[:first])
+            if work.wants_logits:
+                digests.append(kv.digest)
+            for index in range(first, len(work.tokens)):
+                kv.append(work.position + index, work.tokens[index : index + 1])
+                digests.append(kv.digest)
         self._slots.update(lengths)
-        digests = [self._kv[work.slot].digest for work in batch if work.wants_logits]
         logits = _logits(np.array(digests, np.uint64), width=len(self._silent))
         logits += self._silent
         return logits
@@ -134,6 +140,12 @@ class SimulatedEngine:
         length = self._slots.length_after_append(slot, blocks)
         with _lasting(self._transfer_s(blocks)):
             self._kv[slot].load(blocks)
+        self._slots.update({slot: length})
+
+    def truncate(self, slot: int, length: int) -> None:
+        self._require_open()
+        self._slots.require_length(slot, length)
+        self._kv[slot].truncate(length, self._slots.length(slot))
         self._slots.update({slot: length})
 
     def clear(self, slot: int) -> None:
@@ -179,8 +191,10 @@ class SimulatedEngine:
 
 
 def step_s(timing: SimulatedSettings, batch: Sequence[Work]) -> float:
-    """How long a step lasts. A single token that wants logits is a decode, all else prompt."""
-    num_decodes = sum(len(work.tokens) == 1 and work.wants_logits for work in batch)
+    """How long a step lasts. A token that goes on with an answer is a decode; all else, the
+    tokens of drafts behind it too, takes the time of prompt tokens.
+    """
+    num_decodes = sum(len(work.tokens) == work.num_logits for work in batch)
     prompt_tokens = sum(len(work.tokens) for work in batch) - num_decodes
     decode_ms = timing.decode_step_ms + num_decodes * timing.decode_step_ms_per_seq
     return prompt_tokens / timing.prefill_tokens_per_s + (num_decodes > 0) * decode_ms / 1e3

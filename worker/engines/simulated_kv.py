@@ -75,6 +75,20 @@ class SequenceKV:
             self.blocks.append(copy)
             self._take_in(self._table(-1)[: block.size // self._token_bytes])
 
+    def truncate(self, length: int, old_length: int) -> None:
+        """Forget the rows from `length` on, of the `old_length` that there are."""
+        for position in range(length, old_length):
+            self.digest = (self.digest - int(mix(self._hashes(position))[0])) & _WORD
+        del self.blocks[-(-length // self._block_tokens) :]
+        self._last_hash = int(self._hashes(length - 1)[0]) if length else 0
+
+    def _hashes(self, position: int) -> Words:
+        """What a row says, as it lies in memory."""
+        word = np.zeros(HASH_BYTES, np.uint8)
+        row = self._row(position)[:HASH_BYTES]
+        word[: len(row)] = row
+        return word.view("<u8")
+
     def _row(self, position: int) -> Bytes:
         """Where the next token's goes."""
         block, row = divmod(position, self._block_tokens)

@@ -44,6 +44,13 @@ class Slots:
         for slot, length in lengths.items():
             self._lengths[slot] = length
 
+    def require_length(self, slot: int, length: int) -> None:
+        """To be cut down to it."""
+        if not 0 <= length <= self.length(slot):
+            raise EngineFailure(
+                f"slot {slot} holds {self.length(slot)} tokens, and cannot be cut to {length}"
+            )
+
     def check_export(self, slot: int, first: int, blocks: Sequence[Bytes]) -> None:
         length = self.length(slot)
         end = first * self._info.block_tokens + self._num_tokens(blocks)

@@ -107,9 +107,9 @@ def speculation_does_not_pay(facts: Facts) -> Finding | Undecided | None:
             ),
         ),
         trace_ids=facts.worst(drafted - accepted),
-        setting="speculation",
+        setting="worker.max_draft_tokens",
         before="on",
-        after="off",
+        after="0",
         expected="the verifying of drafts saved"
         if gain is None
         else f"TPOT from {ms(quantile(with_it, 0.5))} to {ms(quantile(without, 0.5))}",

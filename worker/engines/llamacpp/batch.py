@@ -41,6 +41,6 @@ class TokenBatch:
             self._positions[start:end] = np.arange(work.position, work.position + end - start)
             self._slot_pointers[start:end] = self._pointer_of[work.slot]
             self._wanted[start:end] = 0
-            self._wanted[end - 1] = work.wants_logits
+            self._wanted[end - work.num_logits : end] = 1
             start = end
         self.struct.n_tokens = num_tokens

@@ -82,10 +82,10 @@ class LlamaContext:
         if written != blob.size:
             raise EngineFailure(f"llama.cpp took {written} of {blob.size} bytes of KV")
 
-    def forget(self, sequence: int) -> None:
+    def forget(self, sequence: int, *, from_position: int = 0) -> None:
         memory = self._llama.llama_get_memory(self._pointer)
-        if not self._llama.llama_memory_seq_rm(memory, sequence, -1, -1):
-            raise EngineFailure(f"llama.cpp did not clear sequence {sequence}")
+        if not self._llama.llama_memory_seq_rm(memory, sequence, from_position, -1):
+            raise EngineFailure(f"llama.cpp did not cut sequence {sequence} to {from_position}")
 
     def close(self) -> None:
         self._context = None

@@ -73,7 +73,7 @@ class LlamaCppEngine:
         lengths = self._slots.lengths_after(batch)
         self._slot_in_scratch = None
         self._batch.fill(batch)
-        num_outputs = sum(work.wants_logits for work in batch)
+        num_outputs = sum(work.num_logits for work in batch)
         logits = self._context.decode(self._batch.struct, num_outputs)
         self._slots.update(lengths)
         return logits
@@ -92,6 +92,12 @@ class LlamaCppEngine:
         self._slot_in_scratch = None
         self._layout.merge([*held, *blocks], blob)
         self._context.write_state(slot, blob)
+        self._slots.update({slot: length})
+
+    def truncate(self, slot: int, length: int) -> None:
+        self._slots.require_length(slot, length)
+        self._slot_in_scratch = None
+        self._context.forget(slot, from_position=length)
         self._slots.update({slot: length})
 
     def clear(self, slot: int) -> None:
@@ -124,7 +130,7 @@ class LlamaCppEngine:
 
     def _learn_layout(self) -> BlobLayout:
         """From the KV of one token, which warms the model up as well."""
-        self._batch.fill([Work(0, 0, np.zeros(1, np.uint32), False)])
+        self._batch.fill([Work(0, 0, np.zeros(1, np.uint32), 0)])
         self._context.decode(self._batch.struct, 0)
         blob = np.empty(self._context.state_bytes(0), np.uint8)
         self._context.read_state(0, blob)

@@ -834,6 +834,27 @@ class Load(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class DraftsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Drafts: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Drafts | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NUM_RUNNING_FIELD_NUMBER: _builtins.int
     NUM_WAITING_FIELD_NUMBER: _builtins.int
     NUM_BLOCKS_CACHED_FIELD_NUMBER: _builtins.int
@@ -853,6 +874,7 @@ class Load(_message.Message):
     KV_FIELD_NUMBER: _builtins.int
     QUEUED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     BUBBLE_S_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     num_waiting: _builtins.int
     num_blocks_cached: _builtins.int
@@ -890,6 +912,10 @@ class Load(_message.Message):
         what held the request: a segment of the ledger, or "core", the loop around the engine.
         """
 
+    @_builtins.property
+    def drafts(self) -> _containers.MessageMap[_builtins.str, Global___Drafts]:
+        """By class of requests, such as "interactive, greedy"."""
+
     def __init__(
         self,
         *,
@@ -912,14 +938,60 @@ class Load(_message.Message):
         kv: Global___KvTraffic | None = ...,
         queued_prompt_tokens: _builtins.int = ...,
         bubble_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        drafts: _abc.Mapping[_builtins.str, Global___Drafts] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bubble_s", b"bubble_s", "decode_tokens_evaluated", b"decode_tokens_evaluated", "engine_busy_s", b"engine_busy_s", "kv", b"kv", "longest_step_ms", b"longest_step_ms", "num_blocks_cached", b"num_blocks_cached", "num_blocks_reserved", b"num_blocks_reserved", "num_blocks_total", b"num_blocks_total", "num_handoffs_given", b"num_handoffs_given", "num_handoffs_taken", b"num_handoffs_taken", "num_inbox_blocks", b"num_inbox_blocks", "num_outbox_blocks", b"num_outbox_blocks", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prompt_tokens_cached", b"prompt_tokens_cached", "prompt_tokens_evaluated", b"prompt_tokens_evaluated", "queued_prompt_tokens", b"queued_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bubble_s", b"bubble_s", "decode_tokens_evaluated", b"decode_tokens_evaluated", "drafts", b"drafts", "engine_busy_s", b"engine_busy_s", "kv", b"kv", "longest_step_ms", b"longest_step_ms", "num_blocks_cached", b"num_blocks_cached", "num_blocks_reserved", b"num_blocks_reserved", "num_blocks_total", b"num_blocks_total", "num_handoffs_given", b"num_handoffs_given", "num_handoffs_taken", b"num_handoffs_taken", "num_inbox_blocks", b"num_inbox_blocks", "num_outbox_blocks", b"num_outbox_blocks", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prompt_tokens_cached", b"prompt_tokens_cached", "prompt_tokens_evaluated", b"prompt_tokens_evaluated", "queued_prompt_tokens", b"queued_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Load: _TypeAlias = Load  # noqa: Y015
+
+@_typing.final
+class Drafts(_message.Message):
+    """Speculative decoding: drafts of what comes next, verified by the step that goes on with an
+    answer. Since the worker's start.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_DRAFTS_FIELD_NUMBER: _builtins.int
+    NUM_DRAFTED_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_FIELD_NUMBER: _builtins.int
+    SPENT_S_FIELD_NUMBER: _builtins.int
+    WON_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_RESTS_FIELD_NUMBER: _builtins.int
+    IS_ON_FIELD_NUMBER: _builtins.int
+    num_drafts: _builtins.int
+    num_drafted: _builtins.int
+    """Their tokens, and those of them that came true."""
+    num_accepted: _builtins.int
+    spent_s: _builtins.float
+    """What verifying added to steps, as measured."""
+    won_tokens: _builtins.float
+    """Tokens that came true, less those that the same time would have brought without drafts."""
+    num_rests: _builtins.int
+    """How often drafts did not pay and were left for a while, and whether they are made now."""
+    is_on: _builtins.bool
+    def __init__(
+        self,
+        *,
+        num_drafts: _builtins.int = ...,
+        num_drafted: _builtins.int = ...,
+        num_accepted: _builtins.int = ...,
+        spent_s: _builtins.float = ...,
+        won_tokens: _builtins.float = ...,
+        num_rests: _builtins.int = ...,
+        is_on: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_on", b"is_on", "num_accepted", b"num_accepted", "num_drafted", b"num_drafted", "num_drafts", b"num_drafts", "num_rests", b"num_rests", "spent_s", b"spent_s", "won_tokens", b"won_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Drafts: _TypeAlias = Drafts  # noqa: Y015
 
 @_typing.final
 class KvTraffic(_message.Message):
