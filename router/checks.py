@@ -76,6 +76,12 @@ def check_request(
     )
 
 
+def class_to_proto(request_class: RequestClass) -> common_pb2.RequestClass.ValueType:
+    if request_class is RequestClass.BATCH:
+        return common_pb2.REQUEST_CLASS_BATCH
+    return common_pb2.REQUEST_CLASS_INTERACTIVE
+
+
 def _class_of(asked: common_pb2.RequestClass.ValueType, caller: Tenant) -> RequestClass:
     if is_batch(asked):
         return RequestClass.BATCH

@@ -42,7 +42,7 @@ class PlanningJourney(Journey):
         with self._place(checked, checked_s) as place:
             prompt = await self._preprocess(checked)
             with spending(self._ledger, Segment.ROUTE):
-                call = make_request(self._request, prompt, checked.tenant)
+                call = make_request(self._request, prompt, checked)
             waiting_s = time.monotonic()
             await inject(self._delay_ms.router_queue)
             grant = await self._wait_for_worker(place, prompt, self._ledger, waiting_s)

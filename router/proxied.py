@@ -71,7 +71,7 @@ class ProxiedJourney(Journey):
             with self._place(checked, checked_s) as place:
                 prompt = await self._preprocess(checked)
                 with spending(self._ledger, Segment.ROUTE):
-                    request = make_request(self._request, prompt, checked.tenant)
+                    request = make_request(self._request, prompt, checked)
                 await self._generate(place, prompt, request)
 
     async def _resume_plan(self) -> None:

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from firsttoken.router.v1 import inference_pb2
 from firsttoken.worker.v1 import worker_pb2
 from router.admission import RequestClass
-from router.checks import Checked
+from router.checks import Checked, class_to_proto
 from router.prompt import Prompt
 from router.replay import Told
 from services.core.errors import InvalidArgument, PermissionDenied
@@ -60,7 +60,10 @@ def read_resumption(
         raise InvalidArgument.of("resumption.call", str(error)) from error
     call.answer_ids = resumption.answer_ids
     call.answer_characters = resumption.answer_characters
-    batch = is_batch(call.request_class)
+    # What the tenant may ask for can have changed since. That refuses nobody in an answer's middle.
+    batch = is_batch(call.request_class) or caller.settings.max_class == RequestClass.BATCH.value
+    request_class = RequestClass.BATCH if batch else RequestClass.INTERACTIVE
+    call.request_class = class_to_proto(request_class)
     return Resumed(
         plan.id,
         plan.worker_id,
@@ -68,7 +71,7 @@ def read_resumption(
             "resumption.call",
             plan.tenant,
             plan.tenant,
-            RequestClass.BATCH if batch else RequestClass.INTERACTIVE,
+            request_class,
         ),
         call,
         Prompt(call.token_ids, call.prefix_keys, block_tokens),

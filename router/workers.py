@@ -9,6 +9,7 @@ import grpc
 
 from firsttoken.router.v1 import inference_pb2
 from firsttoken.worker.v1 import worker_pb2
+from router.checks import Checked, class_to_proto
 from router.peers import Hop, answer_of
 from router.prompt import Prompt
 
@@ -23,7 +24,7 @@ _FINISHED_TAG = worker_pb2.GenerateResponse.FINISHED_FIELD_NUMBER << 3 | _LENGTH
 
 
 def make_request(
-    request: inference_pb2.GenerateRequest, prompt: Prompt, tenant: str
+    request: inference_pb2.GenerateRequest, prompt: Prompt, checked: Checked
 ) -> worker_pb2.GenerateRequest:
     """For every worker that is tried, whether it begins the answer or goes on with it."""
     made = worker_pb2.GenerateRequest(
@@ -31,8 +32,9 @@ def make_request(
         token_ids=prompt.token_ids,
         prefix_keys=prompt.prefix_keys,
         sampling=request.sampling,
-        request_class=request.request_class,
-        tenant=tenant,
+        # Not as it was asked for: a tenant may have less.
+        request_class=class_to_proto(checked.request_class),
+        tenant=checked.tenant,
     )
     if made.sampling.temperature > 0 and not made.sampling.HasField("seed"):
         # Each worker would draw its own, and none could go on with another's answer.

@@ -8,10 +8,13 @@ from hypothesis import strategies as st
 from firsttoken.common.v1 import common_pb2
 from firsttoken.router.v1 import inference_pb2
 from firsttoken.worker.v1 import worker_pb2
+from router.admission import RequestClass
+from router.checks import Checked
 from router.prompt import Prompt
 from router.workers import METHOD, is_finished, make_request
 from services.core.tokens import pack
 
+CHECKED = Checked("text", "acme", "acme", RequestClass.BATCH)
 PROMPT = Prompt(pack([1, 2, 3]), bytes(32), 64)
 
 chunks = st.builds(
@@ -50,7 +53,7 @@ def test_calls_the_method_that_workers_serve() -> None:
 def seeds(**sampling: Any) -> set[int | None]:
     """Of the same request, made five times."""
     request = inference_pb2.GenerateRequest(sampling=common_pb2.SamplingParams(**sampling))
-    made = [make_request(request, PROMPT, "").sampling for _ in range(5)]
+    made = [make_request(request, PROMPT, CHECKED).sampling for _ in range(5)]
     return {each.seed if each.HasField("seed") else None for each in made}
 
 
@@ -61,12 +64,19 @@ def test_what_is_drawn_has_a_seed_that_every_worker_gets() -> None:
     assert seeds(temperature=0.0) == seeds() == {None}
 
 
+def test_passes_on_the_class_that_the_tenant_may_have() -> None:
+    asked_for_none = inference_pb2.GenerateRequest(text="hi")
+
+    made = make_request(asked_for_none, PROMPT, CHECKED)
+    assert made.request_class == common_pb2.REQUEST_CLASS_BATCH
+
+
 def test_passes_on_the_tenant_and_what_the_tokenizer_made() -> None:
     request = inference_pb2.GenerateRequest(
         text="hi", model="m", request_class=common_pb2.REQUEST_CLASS_BATCH
     )
 
-    assert make_request(request, PROMPT, "acme") == worker_pb2.GenerateRequest(
+    assert make_request(request, PROMPT, CHECKED) == worker_pb2.GenerateRequest(
         model="m",
         token_ids=PROMPT.token_ids,
         prefix_keys=PROMPT.prefix_keys,
