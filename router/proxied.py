@@ -18,7 +18,7 @@ from router.mesh import Mesh
 from router.peers import PeerLost
 from router.prompt import Prompt
 from router.replay import NOTHING_TOLD, Told, replay
-from router.resumption import Resumed, read_resumption
+from router.resumption import Resumed, naming_fields, read_resumption
 from router.workers import WorkerCall, is_finished, make_request, next_message, open_call
 from services.core.errors import MeshError, Unavailable
 from services.core.ledger import Ledger, Segment
@@ -87,7 +87,7 @@ class ProxiedJourney(Journey):
             self._take_over(resumed)
         checked_s = time.monotonic()
         async with self._delivery:
-            with self._place(resumed.checked, checked_s) as place:
+            with self._place(resumed.checked, checked_s) as place, naming_fields():
                 await self._generate(place, resumed.prompt, resumed.call)
 
     def _take_over(self, resumed: Resumed) -> None:

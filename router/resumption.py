@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
+import grpc
 from google.protobuf.message import DecodeError
 
 from firsttoken.router.v1 import inference_pb2
@@ -13,12 +16,17 @@ from router.admission import RequestClass
 from router.checks import Checked, class_to_proto
 from router.prompt import Prompt
 from router.replay import Told
-from services.core.errors import InvalidArgument, PermissionDenied
+from services.core.errors import InvalidArgument, PermissionDenied, Violation
 from services.core.tenants import Tenant
 from services.core.tickets import KeyRing
 from services.core.tokens import BYTES_PER_TOKEN
 from services.runtime import tickets
+from services.runtime.interceptor import DETAILS_KEY
 from services.runtime.protocol import is_batch
+from services.runtime.status import read_violations
+
+# The fields of a worker's request that the caller fills in.
+_ANSWER = ("answer_ids", "answer_characters")
 
 
 class Resumed(NamedTuple):
@@ -30,6 +38,23 @@ class Resumed(NamedTuple):
     call: worker_pb2.GenerateRequest
     prompt: Prompt
     told: Told
+
+
+@contextlib.contextmanager
+def naming_fields() -> Iterator[None]:
+    """What a worker says of its request's fields, said of the caller's."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        pairs = error.trailing_metadata()
+        details = next((value for key, value in pairs if key == DETAILS_KEY), None)
+        if error.code() is not grpc.StatusCode.INVALID_ARGUMENT or not isinstance(details, bytes):
+            raise
+        violations = [
+            Violation(f"resumption.{'' if field in _ANSWER else 'call.'}{field}", description)
+            for field, description in read_violations(details)
+        ]
+        raise InvalidArgument(violations) from error
 
 
 def read_resumption(

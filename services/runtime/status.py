@@ -56,6 +56,16 @@ def to_status(error: MeshError) -> status_pb2.Status:
     )
 
 
+def read_violations(details: bytes) -> tuple[Violation, ...]:
+    """`details`: of a status that another service gave. Raises DecodeError."""
+    bad_request = error_details_pb2.BadRequest()
+    for packed in status_pb2.Status.FromString(details).details:
+        if packed.Unpack(bad_request):
+            break
+    found = bad_request.field_violations
+    return tuple(Violation(each.field, each.description) for each in found)
+
+
 def bound(error: MeshError) -> Bounded:
     if not isinstance(error, InvalidArgument):
         return Bounded(clip(error.message, MAX_MESSAGE_BYTES), ())
