@@ -165,7 +165,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def FollowPlans(
         self, requests: AsyncIterator[worker_pb2.FollowPlansRequest], context: Context
     ) -> AsyncGenerator[worker_pb2.FollowPlansResponse]:
-        first = await anext(requests)
+        first = await anext(requests, None)
+        if first is None:  # gone before it has said who it is
+            return
         hearing = asyncio.create_task(self._hear(requests), name="hear of plans")
         responses = contextlib.aclosing(self._plans.reports.follow(first.router_id))
         try:

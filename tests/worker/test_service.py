@@ -315,6 +315,14 @@ async def test_a_watcher_of_load_gets_no_keys(worker: Running) -> None:
     assert event.load.prompt_tokens_evaluated > 0
 
 
+async def test_who_follows_plans_without_a_word_is_left_alone(worker: Running) -> None:
+    call = worker.stub.FollowPlans()
+    await call.done_writing()
+
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() is grpc.StatusCode.OK
+
+
 async def test_draining_finishes_what_runs_and_refuses_what_comes(worker: Running) -> None:
     running = aiter(worker.stub.Generate(request(max_tokens=100)))
     await anext(running)
