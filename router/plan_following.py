@@ -14,12 +14,15 @@ from firsttoken.worker.v1 import worker_pb2, worker_pb2_grpc
 from router.peers import PeerLost, answer_of
 from router.plans import Plans
 from router.subscription import Subscription
-from services.runtime.channels import Channels
+from services.runtime.channels import MAX_MESSAGE_BYTES, Channels
 from services.runtime.tasks import end_tasks
 
 FollowCall: TypeAlias = (
     "grpc.aio.StreamStreamCall[worker_pb2.FollowPlansRequest, worker_pb2.FollowPlansResponse]"
 )
+
+# Of calls in one message, which has a limit.
+MAX_OUTBOX_BYTES = MAX_MESSAGE_BYTES // 2
 
 
 class Direct(NamedTuple):
@@ -100,11 +103,15 @@ class _Stream(Subscription):
         self._following = following
         # What is to be told next, and that there is some.
         self._outbox = worker_pb2.FollowPlansRequest()
+        self._outbox_bytes = 0
         self._some = asyncio.Event()
 
     def begin(self, start: worker_pb2.HeadStart) -> None:
-        self._outbox.head_starts.append(start)
-        self._some.set()
+        """A head start is a favour: none where too much waits to be told."""
+        self._outbox_bytes += len(start.call)
+        if self._outbox_bytes <= MAX_OUTBOX_BYTES:
+            self._outbox.head_starts.append(start)
+            self._some.set()
 
     def withdraw(self, plan_id: bytes) -> None:
         self._outbox.withdrawn.append(plan_id)
@@ -117,6 +124,7 @@ class _Stream(Subscription):
         call = self._call = self._following.open(self.worker)
         # What was planned before is too old to have a head start.
         self._outbox = worker_pb2.FollowPlansRequest(router_id=self._following.router_id)
+        self._outbox_bytes = 0
         self._some.set()
         telling = asyncio.create_task(self._tell(call), name=f"tell {self.worker.id} of plans")
         try:
@@ -134,4 +142,5 @@ class _Stream(Subscription):
                 await self._some.wait()
                 self._some.clear()
                 message, self._outbox = self._outbox, worker_pb2.FollowPlansRequest()
+                self._outbox_bytes = 0
                 await call.write(message)

@@ -21,7 +21,7 @@ from services.runtime.reporter import Reporter
 from services.runtime.resource import Resource
 from services.runtime.server import MeshServer
 from services.runtime.sharing import MemoryServer
-from services.runtime.startup import parse_listen
+from services.runtime.startup import parse_listen, require_named
 from services.runtime.tls import Tls
 from worker import direct, metrics
 from worker.copying import Copier
@@ -67,6 +67,9 @@ class WorkerNode(Resource):
         tls: Tls | None = None,
         direct_listen: str = "",
     ) -> None:
+        require_named("--listen", listen)
+        if direct_listen:
+            require_named("--direct-listen", direct_listen)
         self.role = role
         self._direct_listen = direct_listen
         self._tls = tls

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 MAX_PORT = 65535
+EVERY_INTERFACE = ("", "0.0.0.0", "[::]")
 
 
 class StartupError(Exception):
@@ -25,3 +26,12 @@ def parse_listen(listen: str) -> ListenAddress:
     if int(port) > MAX_PORT:
         raise StartupError(f"cannot listen on {listen!r}: the port must be at most {MAX_PORT}")
     return ListenAddress(host, int(port))
+
+
+def require_named(option: str, listen: str) -> None:
+    """That others can be told it. Raises StartupError for every interface at once."""
+    if parse_listen(listen).host in EVERY_INTERFACE:
+        raise StartupError(
+            f"{option} {listen}: others are told this address to connect to: name the one by which"
+            " they reach this machine"
+        )
