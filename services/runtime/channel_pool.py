@@ -51,12 +51,18 @@ class CountedChannel:
     def _begin(self, begin: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         call = begin(*arguments, **options)
         self.num_streams += 1
-        call.add_done_callback(self._end)  # once, however it ends
-        return call
+        has_ended = False
 
-    def _end(self, _: object) -> None:
-        self.num_streams -= 1
-        self._on_end(self)
+        def end(_: object) -> None:
+            # gRPC tells twice of a call whose request could not be sent.
+            nonlocal has_ended
+            if not has_ended:
+                has_ended = True
+                self.num_streams -= 1
+                self._on_end(self)
+
+        call.add_done_callback(end)
+        return call
 
 
 class ChannelPool:
