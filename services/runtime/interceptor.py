@@ -208,4 +208,11 @@ class _CheckedRequests:
         # Not before: gRPC's generator, once made, warns when nobody takes from it.
         if self._next is None:
             self._next = aiter(self._requests).__anext__
-        return checked(await self._next())
+        try:
+            request = await self._next()
+        except StopAsyncIteration:
+            # gRPC ends the requests of a cancelled call too, and cancels a moment later: what
+            # was cut off is not to be taken for the whole.
+            await asyncio.sleep(0)
+            raise
+        return checked(request)
