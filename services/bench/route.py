@@ -60,6 +60,8 @@ class RoutePlan:
     config: MeshConfig
     strategies: Sequence[str]
     num_workers: int = 8
+    # Of them, so many compute prompts for the others. In virtual time alone.
+    num_prefill_workers: int = 0
     num_routers: int = 1
     seed: int = 0
 
@@ -105,7 +107,8 @@ def measure(
             workload.arrivals,
             MeshPlan(
                 config=with_strategy(plan.config, strategy),
-                num_workers=plan.num_workers,
+                num_workers=plan.num_workers - plan.num_prefill_workers,
+                num_prefill_workers=plan.num_prefill_workers,
                 num_routers=plan.num_routers,
                 seed=plan.seed,
             ),
@@ -158,6 +161,7 @@ def describe(workload: Workload, plan: RoutePlan, *, clock: str) -> dict[str, An
         },
         "mesh": {
             "workers": plan.num_workers,
+            "prefill_workers": plan.num_prefill_workers,
             "routers": plan.num_routers,
             "block_tokens": workload.block_tokens,
             "blocks_per_worker": worker.simulated.num_blocks,

@@ -71,6 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"default: {_ALL}",
     )
     parser.add_argument("--workers", type=_count(1_000), default=8, metavar="N")
+    parser.add_argument(
+        "--prefill-workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="so many of the workers compute prompts, the others answer (default: 0, all do both)",
+    )
     parser.add_argument("--routers", type=_count(64), default=1, metavar="N")
     parser.add_argument(
         "--rate",
@@ -129,6 +136,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         config=_config(arguments, workload),
         strategies=strategies,
         num_workers=arguments.workers,
+        num_prefill_workers=_prefill_workers(arguments),
         num_routers=arguments.routers,
         seed=arguments.seed,
     )
@@ -143,11 +151,24 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     return document
 
 
+def _prefill_workers(arguments: argparse.Namespace) -> int:
+    number: int = arguments.prefill_workers
+    if not 0 <= number < arguments.workers:
+        raise InvalidArgument.of(
+            "--prefill-workers",
+            f"must be in [0, {arguments.workers - 1}]: of the --workers, some must answer; got"
+            f" {number}",
+        )
+    if number and arguments.live:
+        raise InvalidArgument.of("--prefill-workers", "must be 0 with --live")
+    return number
+
+
 def _check_part(arguments: argparse.Namespace) -> None:
     """Raises InvalidArgument for an option that says nothing there."""
     whole: Mapping[str, object] = {
         **{"plot": None, "live": False, "assignments": []},
-        **{"strategies": _ALL, "routers": 1},
+        **{"strategies": _ALL, "routers": 1, "prefill_workers": 0},
     }
     for name, default in whole.items():
         if getattr(arguments, name) != default:

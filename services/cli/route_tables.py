@@ -40,8 +40,9 @@ def headline(document: dict[str, Any]) -> Iterator[str]:
         f" {load['prompt_tokens']:.0f} tokens on average, answers of {load['output_tokens']:.0f}"
     )
     overlap = "beside prompts" if mesh["decode_overlap"] else "between prompts"
+    split = f" ({mesh['prefill_workers']} of them prefill)" if mesh["prefill_workers"] else ""
     yield (
-        f"workers: {mesh['workers']}, routers: {mesh['routers']};"
+        f"workers: {mesh['workers']}{split}, routers: {mesh['routers']};"
         f" {mesh['blocks_per_worker']} blocks of {mesh['block_tokens']} tokens,"
         f" {mesh['slots_per_worker']} slots, {mesh['prefill_tokens_per_s']:.0f} prompt tokens a"
         f" second, {mesh['decode_step_ms']:g} ms a decode step (+"

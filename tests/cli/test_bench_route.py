@@ -41,6 +41,17 @@ def test_a_document_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert _Page(text).open_tags == []
 
 
+def test_some_workers_compute_prompts_for_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*SMALL, "--strategies", "kv_aware", "--prefill-workers", "2"]
+
+    assert main(arguments) == 0
+    assert "workers: 3 (2 of them prefill)" in capsys.readouterr().out
+    assert main([*arguments, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["mesh"]["workers"], document["mesh"]["prefill_workers"]) == (3, 2)
+    assert document["strategies"][0]["served"] == 60
+
+
 def test_routing_alone_beside_a_router_that_knows_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--part", "offline", "--blocks", "90", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -64,6 +75,7 @@ def test_routing_alone_beside_a_router_that_knows_all(capsys: pytest.CaptureFixt
         (["--set", "router.max_queue=3"], "--set"),
         (["--plot", "a.html"], "--plot"),
         (["--routers", "2"], "--routers"),
+        (["--prefill-workers", "1"], "--prefill-workers"),
         (["--strategies", "random"], "--strategies"),
     ],
 )
@@ -118,6 +130,8 @@ class _Page(HTMLParser):
     ("arguments", "problem"),
     [
         (["--strategies", "fastest"], f"there are {', '.join(ROUTING_STRATEGIES)}"),
+        (["--prefill-workers", "8"], "--prefill-workers: must be in [0, 7]"),
+        (["--prefill-workers", "1", "--live"], "--prefill-workers: must be 0 with --live"),
         (["--strategies", ","], "--strategies: must name some of"),
         (["--trace", "nowhere"], "known: mooncake, agents, azure, tau"),
         (["--trace", "tau", "--zipf", "2"], "--zipf: is of no use with --trace"),
