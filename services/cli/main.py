@@ -29,6 +29,7 @@ COMMANDS = {
     "config": "read and change a mesh's configuration",
     "keys": "make API keys, by which callers are told apart",
     "kv": "show what the KV stores hold, and drop it",
+    "drain": "have a worker finish what it has, before it is stopped",
     "probe": "say whether a process serves, for health checks",
     "bench": "measure a running mesh",
     "why": "say why a request's prompt was not in a cache",

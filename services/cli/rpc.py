@@ -35,7 +35,7 @@ API_KEY_VARIABLE = "FIRSTTOKEN_API_KEY"
 def add_control_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--control",
-        type=_address,
+        type=parse_address,
         default=os.environ.get("FIRSTTOKEN_CONTROL") or "127.0.0.1:7101",
         metavar="HOST:PORT",
         help="the control service (default: FIRSTTOKEN_CONTROL, or 127.0.0.1:7101)",
@@ -46,7 +46,7 @@ def add_control_option(parser: argparse.ArgumentParser) -> None:
 def add_router_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--router",
-        type=_address,
+        type=parse_address,
         default=os.environ.get("FIRSTTOKEN_ROUTER") or "127.0.0.1:7100",
         metavar="HOST:PORT",
         help="where the mesh answers (default: FIRSTTOKEN_ROUTER, or 127.0.0.1:7100)",
@@ -61,7 +61,7 @@ def add_router_option(parser: argparse.ArgumentParser) -> None:
     add_tls_option(parser)
 
 
-def _address(text: str) -> str:
+def parse_address(text: str) -> str:
     host, _, port = text.rpartition(":")
     if not host or not (port.isascii() and port.isdecimal()):
         raise argparse.ArgumentTypeError(f"must be HOST:PORT; got {text!r}")
