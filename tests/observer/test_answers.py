@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from services.core.config import Snapshot, parse
+from services.observer import answers as answers_module
 from services.observer import hygiene, saved, why
 from services.observer.answers import Answers
 from services.observer.books import Books
@@ -65,6 +66,7 @@ async def test_those_that_wait_hold_nothing_of_what_is_known(
         return {}
 
     answers = Answers(books)
+    monkeypatch.setattr(answers_module, "AGE_PER_COST", 1e9)  # it looks at the books too
     await answers.hygiene()
     monkeypatch.setattr(books, "window", window)
     monkeypatch.setattr(why, "explain", work)
