@@ -30,6 +30,9 @@ CERTIFICATE_DAYS = 365
 BACKDATED = datetime.timedelta(minutes=5)
 
 Key: TypeAlias = ec.EllipticCurvePrivateKey
+PublicKey: TypeAlias = ec.EllipticCurvePublicKey
+
+_SERVICE_USAGES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 
 
 class Pem(NamedTuple):
@@ -51,7 +54,7 @@ class LocalCa:
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _subject(name)
         made = (
-            _begin(subject, subject, key, days=CA_DAYS)
+            _begin(subject, subject, key.public_key(), days=CA_DAYS)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_ca_usage(), critical=True)
             .sign(key, hashes.SHA256())
@@ -84,13 +87,18 @@ class LocalCa:
 
     def service(self, *, days: int = CERTIFICATE_DAYS) -> Pem:
         """For the processes of the mesh, and for who operates it."""
-        addresses = (ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1"))
-        names = [
-            *(x509.DNSName(name) for name in (MESH_NAME, "localhost")),
-            *(x509.IPAddress(address) for address in addresses),
-        ]
-        usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-        return self._issue(MESH_NAME, names, usages, days)
+        return self._issue(MESH_NAME, _service_names(), _SERVICE_USAGES, days)
+
+    def sign_service(self, request: bytes, *, days: int = CERTIFICATE_DAYS) -> bytes:
+        """A service's certificate for the key in `request` (PEM), whatever else that asks for.
+
+        Raises ValueError where it is no such request.
+        """
+        read = x509.load_pem_x509_csr(request)
+        key = read.public_key()
+        if not read.is_signature_valid or not isinstance(key, PublicKey):
+            raise ValueError("not signed with an elliptic curve's key")
+        return self._sign(key, MESH_NAME, _service_names(), _SERVICE_USAGES, days)
 
     def client(self, name: str, *, days: int = CERTIFICATE_DAYS) -> Pem:
         """For a tenant: `name` is what `tenants.NAME.identities` has. It serves nothing."""
@@ -112,6 +120,16 @@ class LocalCa:
         days: int,
     ) -> Pem:
         key = ec.generate_private_key(ec.SECP256R1())
+        return Pem(self._sign(key.public_key(), name, names, usages, days), _to_pem(key))
+
+    def _sign(
+        self,
+        key: PublicKey,
+        name: str,
+        names: Sequence[x509.GeneralName],
+        usages: Sequence[x509.ObjectIdentifier],
+        days: int,
+    ) -> bytes:
         certificate = (
             _begin(_subject(name), self._certificate.subject, key, days=days)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -123,7 +141,15 @@ class LocalCa:
             )
             .sign(self._key, hashes.SHA256())
         )
-        return Pem(certificate.public_bytes(serialization.Encoding.PEM), _to_pem(key))
+        return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def make_request() -> tuple[bytes, bytes]:
+    """A new key, and the request that it be signed, as PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = x509.CertificateSigningRequestBuilder().subject_name(_subject(MESH_NAME))
+    request = builder.sign(key, hashes.SHA256())
+    return _to_pem(key), request.public_bytes(serialization.Encoding.PEM)
 
 
 def complete(directory: Path) -> None:
@@ -166,19 +192,27 @@ def make_client_certificate(directory: Path, name: str) -> tuple[Path, Path]:
 
 
 def _begin(
-    subject: x509.Name, issuer: x509.Name, key: Key, *, days: int
+    subject: x509.Name, issuer: x509.Name, key: PublicKey, *, days: int
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - BACKDATED)
         .not_valid_after(now + datetime.timedelta(days=days))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
+
+
+def _service_names() -> list[x509.GeneralName]:
+    addresses = (ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1"))
+    return [
+        *(x509.DNSName(name) for name in (MESH_NAME, "localhost")),
+        *(x509.IPAddress(address) for address in addresses),
+    ]
 
 
 def _subject(name: str) -> x509.Name:
