@@ -24,6 +24,7 @@ _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF
 # Only the chosen command's module is imported: `--help` must not wait for gRPC.
 COMMANDS = {
     "up": "run a whole mesh on this machine",
+    "worker": "serve on this machine for a mesh on another one",
     "generate": "answer a prompt, and show where its time to first token went",
     "status": "show the members of a mesh and what they are doing",
     "config": "read and change a mesh's configuration",

@@ -19,6 +19,8 @@ from services.cli.answers import SIMULATED
 from services.cli.failures import CANNOT_START, Failure
 from services.cli.first_answer import answer_first_prompt, describe_openness, print_endpoints
 from services.cli.folders import remove_stale_runs
+from services.cli.invitation import JOIN_PORT
+from services.cli.lan import ANYWHERE, lan_tls_directory, open_desk, own_address
 from services.cli.logs import RunLogs
 from services.cli.mesh import Listens, LocalMesh, MeshPlan
 from services.cli.plans import plan_mesh
@@ -66,6 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tls", nargs="?", const="", default=os.environ.get(TLS_DIR_VARIABLE) or None,
         metavar="DIR", help="encrypt everything, with the certificates in DIR; those that DIR"
         " lacks are made, by a CA of this machine's own (default: of this run alone)")  # fmt: skip
+    add("--lan", nargs="?", const="", metavar="ADDRESS",
+        help="let workers on other machines of the local network join, by the command that is"
+        " printed: control and the port to join listen on this machine's ADDRESS (default: that"
+        " of its default route), with TLS")  # fmt: skip
+    add("--join-port", type=_port, default=JOIN_PORT, metavar="N",
+        help=f"with --lan, where they ask to join (default {JOIN_PORT}; 0: any)")  # fmt: skip
     add("--mtls-port", type=_port, metavar="N",
         help="with --tls, one more port, on which callers show certificates")  # fmt: skip
     add("--exec", metavar="CMD",
@@ -79,6 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     config = _configuration(arguments)
+    if arguments.lan is not None:
+        arguments.lan = arguments.lan or own_address(*ANYWHERE)
+        if not arguments.tls:
+            # The same in the next run: who has joined comes back by himself.
+            arguments.tls = str(lan_tls_directory())
     listens = _listens(arguments)
     tls_dir = _tls_dir(Path(arguments.tls).absolute()) if arguments.tls else None
     remove_stale_runs()
@@ -138,9 +151,11 @@ async def _run(
 async def _serve(
     mesh: LocalMesh, screen: Screen, config: MeshConfig, arguments: argparse.Namespace
 ) -> int:
-    async with mesh:
+    async with mesh, contextlib.AsyncExitStack() as stack:
         if openness := describe_openness(config, mesh.tls):
             screen.report("mesh", openness)
+        if arguments.lan is not None:
+            await stack.enter_async_context(open_desk(mesh, config, screen, arguments))
         if arguments.exec:
             environment = {
                 "FIRSTTOKEN_ROUTER": mesh.router,
@@ -226,27 +241,29 @@ def _listens(arguments: argparse.Namespace) -> Listens:
     defaults = (0, 0, 0, 0) if arguments.exec else usual
     return Listens(
         router=_listen("--port", arguments.port, defaults[0]),
-        control=_listen("--control-port", arguments.control_port, defaults[1]),
+        control=_listen(
+            "--control-port", arguments.control_port, defaults[1], host=arguments.lan or HOST
+        ),
         http=_listen("--http-port", arguments.http_port, defaults[2]) if has_http else "",
         page=_listen("--page-port", arguments.page_port, defaults[3]) if has_page else "",
         mtls=_listen("--mtls-port", arguments.mtls_port, 0) if has_mtls else "",
     )
 
 
-def _listen(option: str, port: int | None, default: int) -> str:
+def _listen(option: str, port: int | None, default: int, *, host: str = HOST) -> str:
     """The address to listen on. The service would notice a taken port too, but later."""
     chosen = default if port is None else port
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, chosen))
+            probe.bind((host, chosen))
         except OSError as error:
             raise Failure(
-                f"cannot listen on {HOST}:{chosen}: {error.strerror};"
+                f"cannot listen on {host}:{chosen}: {error.strerror};"
                 f" choose another port with {option}",
                 exit_status=CANNOT_START,
             ) from None
-    return f"{HOST}:{chosen}"
+    return f"{host}:{chosen}"
 
 
 def _count(text: str) -> int:
