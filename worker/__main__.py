@@ -8,6 +8,7 @@ from services.runtime.allocator import keep_freed_memory
 from services.runtime.leaving import leave
 from services.runtime.process import add_options, read_options, run_node
 from worker.node import Role, WorkerNode
+from worker.own_settings import read_own
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,6 +35,12 @@ def main(arguments: list[str] | None = None) -> int:
         help="the port on which callers fetch answers that a router has planned (default: a free"
         " one on the host of --listen)",
     )
+    parser.add_argument(
+        "--settings",
+        default="",
+        metavar="JSON",
+        help="in which this worker differs from the mesh, as {KEY: VALUE}",
+    )
     parsed = parser.parse_args(arguments)
     options = read_options("worker", parsed)
     return run_node(
@@ -44,6 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
             role=Role(parsed.role),
             tls=options.open_tls(parsed.direct_listen),
             direct_listen=parsed.direct_listen,
+            own_settings=read_own(parsed.settings),
         ),
         options,
     )

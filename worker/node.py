@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
+from typing import Any
 
 from firsttoken.control.v1 import control_pb2
 from services.core.metrics import Sample
@@ -29,6 +30,7 @@ from worker.engines.contract import EngineInfo
 from worker.front import EngineFront
 from worker.handoff import Handoffs
 from worker.messages import CoreLoad
+from worker.own_settings import with_own
 from worker.peers import PeerMemory, describe
 from worker.plan_reports import PlanReports
 from worker.planned import PlannedAnswers
@@ -54,7 +56,7 @@ class WorkerNode(Resource):
     """Enter it: the engine is loaded, the server answers, the mesh may send requests.
 
     Leave it: what runs is finished, for DRAIN_GRACE_S at most. `cores_shared_by`:
-    how many workers share this machine's cores.
+    how many workers share this machine's cores. `own_settings`: as in `with_own`.
     """
 
     def __init__(
@@ -66,10 +68,12 @@ class WorkerNode(Resource):
         role: Role = Role.BOTH,
         tls: Tls | None = None,
         direct_listen: str = "",
+        own_settings: Mapping[str, Any] | None = None,
     ) -> None:
         require_named("--listen", listen)
         if direct_listen:
             require_named("--direct-listen", direct_listen)
+        self._own_settings = own_settings or {}
         self.role = role
         self._direct_listen = direct_listen
         self._tls = tls
@@ -98,7 +102,7 @@ class WorkerNode(Resource):
                 tls=self._tls,
             )
         )
-        config = self._control.snapshot.config
+        config = with_own(self._control.snapshot.config, self._own_settings)
         self._front = await stack.enter_async_context(
             EngineFront(config, cores_shared_by=self._cores_shared_by)
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import shutil
@@ -23,7 +24,9 @@ from services.cli.mesh import WORKER
 from services.cli.process import Service
 from services.cli.restarts import RestartPolicy
 from services.cli.screen import Screen
+from services.cli.settings import parse_assignments
 from services.cli.supervisor import Supervisor
+from services.core.errors import InvalidArgument
 
 WORKER_PORT = 7110
 MAX_PORT = 65534
@@ -40,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--port", type=_port, default=WORKER_PORT, metavar="N",
         help="the mesh connects to this TCP port of this machine, and callers to the next one"
         f" (default {WORKER_PORT})")  # fmt: skip
+    add("--set", action="append", default=[], metavar="KEY=VALUE",
+        help="a setting worker.* in which this machine differs from the mesh, as"
+        " worker.num_slots=2; may be repeated")  # fmt: skip
     add("--verbose", action="store_true", help="show all that the worker logs")
 
 
@@ -52,28 +58,34 @@ def run(arguments: argparse.Namespace) -> int:
         )
     host, port = arguments.join
     desk = Desk(host, port, Invitation.parse(arguments.token))
+    try:
+        own = json.dumps(parse_assignments(arguments.set))
+    except InvalidArgument as error:
+        raise Failure(f"--set: {error}", exit_status=CANNOT_START) from None
     remove_stale_runs()
     directory = Path(tempfile.mkdtemp(prefix="firsttoken-"))
     level = logging.DEBUG if arguments.verbose else logging.WARNING
     try:
         with RunLogs(directory, least_level=level) as logs:
-            return asyncio.run(_run(desk, directory, logs, arguments.port))
+            return asyncio.run(_run(desk, directory, logs, arguments.port, own))
     finally:  # its key is in there
         shutil.rmtree(directory, ignore_errors=True)
 
 
-async def _run(desk: Desk, directory: Path, logs: RunLogs, port: int) -> int:
+async def _run(desk: Desk, directory: Path, logs: RunLogs, port: int, own: str) -> int:
     screen = Screen()
     loop, serving = asyncio.get_running_loop(), asyncio.current_task()
     assert serving is not None
     for number in SIGNALS:
         loop.add_signal_handler(number, serving.cancel)
     with contextlib.suppress(asyncio.CancelledError):
-        await _serve(desk, directory, logs, port, screen)
+        await _serve(desk, directory, logs, port, own, screen)
     return 0
 
 
-async def _serve(desk: Desk, directory: Path, logs: RunLogs, port: int, screen: Screen) -> None:
+async def _serve(
+    desk: Desk, directory: Path, logs: RunLogs, port: int, own: str, screen: Screen
+) -> None:
     def report(text: str) -> None:
         screen.report("worker", text)
 
@@ -86,7 +98,7 @@ async def _serve(desk: Desk, directory: Path, logs: RunLogs, port: int, screen: 
     report(f"loads {joined.model}, which the mesh at {desk.host} serves")
     lifeline, lifeline_write = os.pipe()
     supervisor = Supervisor(
-        _service(joined, directory, address, port),
+        _service(joined, directory, address, port, own),
         lifeline_fd=lifeline,
         log=logs.open("worker", report),
         report=report,
@@ -124,13 +136,13 @@ def _check_version(joined: Joined, host: str) -> None:
         )
 
 
-def _service(joined: Joined, directory: Path, address: str, port: int) -> Service:
+def _service(joined: Joined, directory: Path, address: str, port: int, own: str) -> Service:
     host = f"[{address}]" if ":" in address else address
     joining = ("--control", joined.control, "--tls-dir", str(directory))
     return Service(
         name="worker",
         module=WORKER,
-        arguments=(*joining, "--direct-listen", f"{host}:{port + 1}"),
+        arguments=(*joining, "--direct-listen", f"{host}:{port + 1}", "--settings", own),
         listen=f"{host}:{port}",
         keeps_address=True,
     )
