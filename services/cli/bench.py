@@ -14,6 +14,7 @@ from services.cli import (
     bench_edge,
     bench_kv,
     bench_ladder,
+    bench_lan,
     bench_ledger,
     bench_overhead,
     bench_pools,
@@ -54,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench_streams.add_arguments(many)
     idle = benchmarks.add_parser("bubbles", help="how long the engine waits for the mesh")
     bench_bubbles.add_arguments(idle)
+    unequal = benchmarks.add_parser("lan", help="unequal calls over unequal machines")
+    bench_lan.add_arguments(unequal)
     overhead = benchmarks.add_parser("overhead", help="what the service layer costs")
     bench_overhead.add_arguments(overhead)
     pools = benchmarks.add_parser("pools", help="several connections to a peer against one")
@@ -69,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measured = (
         *(tokens, told, closed, shared, kv, edge, route, ladder, overhead, idle, many, pools, keys),
         spec,
+        unequal,
     )
     for parser in measured:
         parser.add_argument("--json", action="store_true", help="end with one line of JSON")
@@ -102,6 +106,9 @@ def run(arguments: argparse.Namespace) -> int:
                 feed_s=arguments.seconds,
             )
             show = bench_telemetry.show
+        case "lan":
+            measuring = bench_lan.measure(seeds=arguments.seeds)
+            show = bench_lan.show
         case "bubbles":
             measuring = bench_bubbles.measure(window_s=arguments.seconds)
             show = bench_bubbles.show
