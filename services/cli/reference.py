@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from services.core.config import defaults, settings
-from services.core.settings import Rule
+from services.core.rules import Rule
 
 _INTRODUCTION = """\
 # Configuration

@@ -21,7 +21,9 @@ import orjson
 
 from services.core.errors import InvalidArgument, Violation
 from services.core.redis_url import HIDDEN, hides_password, without_password
-from services.core.settings import REDIS_URL, Form, MeshConfig, Rule
+from services.core.rules import Form, Rule
+from services.core.settings import REDIS_URL, MeshConfig
+from services.core.tensorrt import check_tensorrt
 
 # Stands for any name, where a table has sections by name: tenants.NAME.salt.
 ANY_NAME = "NAME"
@@ -270,6 +272,8 @@ def _check_together(config: MeshConfig) -> Iterator[Violation]:
             "worker.max_batch_tokens",
             f"must be at least worker.num_slots, {worker.num_slots}; got {worker.max_batch_tokens}",
         )
+    if worker.engine == "tensorrt_llm":
+        yield from check_tensorrt(worker, block_tokens=config.mesh.block_tokens)
     owners: dict[str, str] = {}
     for name, tenant in config.tenants.items():
         for field in ("key_hashes", "identities"):

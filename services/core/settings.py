@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 from services.core import redis_url
+from services.core.rules import Form, setting
+from services.core.tensorrt import TensorRtSettings
 
 ROUTING_STRATEGIES = (
     "round_robin",
@@ -19,19 +20,12 @@ ROUTING_STRATEGIES = (
     "prefix_aware",
     "kv_aware",
 )
-ENGINES = ("llamacpp", "simulated")
+ENGINES = ("llamacpp", "simulated", "tensorrt_llm")
 EVICTION_POLICIES = ("s3fifo", "slru", "lru")
 KV_LOAD_MODES = ("auto", "always", "never")
 TOOL_ARGUMENTS = ("parsed", "text")
 TOKENIZE = ("service", "embedded")
 REQUEST_CLASSES = ("interactive", "batch")
-
-
-class Form(NamedTuple):
-    """What a text may be: a regular expression that all of it matches, and its words."""
-
-    pattern: str
-    words: str
 
 
 REDIS_URL = Form(redis_url.PATTERN, redis_url.WORDS)
@@ -50,31 +44,6 @@ KEY_HASHES = Form(
     r"(sha256:[0-9a-f]{64}( +|$))*",
     "sha256: and 64 hexadecimal digits, once for each key, with spaces between",
 )
-
-
-class Rule(NamedTuple):
-    """What a setting may be."""
-
-    doc: str
-    low: float | None = None
-    high: float | None = None
-    choices: tuple[str, ...] = ()
-    form: Form | None = None
-    at_start: bool = False
-
-
-def setting(
-    default: Any,
-    doc: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] = (),
-    form: Form | None = None,
-    at_start: bool = False,
-) -> Any:
-    rule = Rule(doc, low, high, choices, form, at_start)
-    return field(default=default, metadata={"rule": rule})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -435,6 +404,7 @@ class WorkerSettings:
         256, "Requests that may wait inside a worker; one more is refused.", low=0, high=100_000
     )
     simulated: SimulatedSettings = field(default_factory=SimulatedSettings)
+    tensorrt_llm: TensorRtSettings = field(default_factory=TensorRtSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,7 @@ def test_a_gpu_changes_the_engine_and_sizes_alone() -> None:
         for name in ("mesh", "mesh-gpu")
     )
 
-    assert gpu["worker"].pop("engine") == "trtllm"
+    assert gpu["worker"].pop("engine") == "tensorrt_llm"
     assert parse(gpu).kvstore.redis_url == parse(plain).kvstore.redis_url
     assert gpu["telemetry"] == plain["telemetry"]
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from services.core import config
 from services.core.errors import InvalidArgument
-from services.core.settings import MeshConfig, Rule, TenantSettings, WorkerSettings
+from services.core.rules import Rule
+from services.core.settings import MeshConfig, TenantSettings, WorkerSettings
 
 RULES = dict(config.settings())
 DEFAULTS = config.defaults()
@@ -83,7 +84,7 @@ def test_a_number_that_is_none_is_refused(value: float) -> None:
         (
             {"worker": {"engine": "vllm"}},
             "worker.engine",
-            "must be one of llamacpp, simulated; got 'vllm'",
+            "must be one of llamacpp, simulated, tensorrt_llm; got 'vllm'",
         ),
         (
             {"worker": {"simulated": {"num_blocks": 0}}},
@@ -190,7 +191,7 @@ def test_a_change_of_something_unknown_lists_only_its_own_section() -> None:
         "known here: mesh, control, tokenizer, router, worker, kvstore, gateway, telemetry,"
         " observer, tenants, debug"
     )
-    assert worker.endswith("worker.max_waiting, worker.simulated")
+    assert worker.endswith("worker.simulated, worker.tensorrt_llm")
 
 
 @pytest.mark.parametrize("section", ["telemetry", "worker.simulated"])
