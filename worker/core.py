@@ -42,6 +42,7 @@ from worker.messages import (
     StagedBlock,
     Started,
     Submit,
+    Taken,
     TokenLogprobs,
     Verified,
 )
@@ -49,6 +50,7 @@ from worker.outbox import Outbox
 from worker.pool import BlockPool
 from worker.prefix_cache import PrefixCache, TokenNames
 from worker.reports import Counters, PendingReport, first_token_times
+from worker.roles import Role
 from worker.sampling import sample
 from worker.scheduler import Scheduler, StepBudget
 from worker.sequence import Sequence
@@ -142,6 +144,8 @@ class EngineCore:
                     sequence = self._scheduler.find(command.request_id)
                     if sequence is not None and sequence.started:
                         self._transfers.fetch(sequence, command.params)
+                case Taken():
+                    pass  # these engines say so themselves
                 case FreeOutbox():
                     self._outbox.free(command.slots)
                 case Settings():
@@ -443,13 +447,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--fd", type=int, required=True, help="the socket to the front")
     parser.add_argument("--memory-fd", type=int, required=True, help="memory shared with it")
     parser.add_argument("--cores-shared-by", type=int, default=1)
+    parser.add_argument("--role", type=Role, default=Role.BOTH, choices=list(Role))
     options = parser.parse_args(arguments)
     keep_freed_memory()
     # Ctrl-C reaches the whole foreground group; the front decides when the core ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    link = CoreLink(socket.socket(fileno=options.fd))
+    connection = socket.socket(fileno=options.fd)
     config = mesh_config.from_json(sys.stdin.read())  # as JSON; the front keeps it off ps
+    link = CoreLink(connection)
     try:
         engine = open_engine(config, cores_shared_by=options.cores_shared_by)
     except StartupError as error:

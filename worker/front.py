@@ -47,6 +47,7 @@ from worker.messages import (
     to_token,
 )
 from worker.requests import Prompt
+from worker.roles import Role
 from worker.stream import TokenStream
 from worker.watch import EMPTY_LOAD, WatchHub
 
@@ -60,10 +61,11 @@ CLOSE_GRACE_S = 3.0
 class EngineFront:
     """Owns the core process. Enter it to wait for the engine to be loaded."""
 
-    def __init__(self, config: MeshConfig, *, cores_shared_by: int) -> None:
+    def __init__(self, config: MeshConfig, *, cores_shared_by: int, role: Role = Role.BOTH) -> None:
         self.hub = WatchHub()
         self._config = config
         self._cores_shared_by = cores_shared_by
+        self._role = role
         self._request_ids = itertools.count(1)
         self._streams: dict[int, TokenStream] = {}
         # Requests that the core has not yet let go of: their slot and KV are in use.
@@ -285,6 +287,7 @@ class EngineFront:
                 *(sys.executable, "-m", "worker.core", "--fd", str(theirs.fileno())),
                 *("--memory-fd", str(self._memory_fd)),
                 *("--cores-shared-by", str(self._cores_shared_by)),
+                *("--role", self._role.value),
             ],
             pass_fds=[theirs.fileno(), self._memory_fd],
             stdin=subprocess.PIPE,
@@ -327,6 +330,9 @@ class EngineFront:
                 if stream.num_unread > self._max_unread_tokens and not stream.finished:
                     self._give_up(stream)
         self._deliver_blocks(report)
+        for request_id, error in report.failed:
+            if (stream := self._streams.get(request_id)) is not None:
+                stream.fail(Unavailable(f"the engine gave it up: {error}", reason="ENGINE_REFUSED"))
         self._held.difference_update(report.released)
         if not self._held:
             self._idle.set()
@@ -367,7 +373,7 @@ class EngineFront:
                 stream.num_drafted += num_drafted
                 stream.num_accepted += num_accepted
         self._free_inbox(report.inbox_freed)
-        if report.stored:
+        if report.stored and self.info.kv_readable:
             for callback in self._on_stored:
                 callback(report.stored)
 

@@ -200,6 +200,11 @@ class Handoffs:
             ours=self._front.info.transport,
             theirs=member.worker.engine_transport,
         )
+        if transport != worker_pb2.KV_TRANSPORT_ENGINE and not self._front.info.kv_readable:
+            raise HandoffFailed(
+                "the engines cannot move KV to each other, and nobody else can"
+                " (worker.tensorrt_llm.transport)"
+            )
         return worker_pb2.PrefillStart(
             request=request,
             first_block=num_cached_blocks,

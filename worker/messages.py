@@ -108,6 +108,12 @@ class Fetch(NamedTuple):
     params: DisaggregatedParams
 
 
+class Taken(NamedTuple):
+    """The other engine says that it has all the KV it was offered."""
+
+    request_id: int
+
+
 class FreeOutbox(NamedTuple):
     """These slots have been read."""
 
@@ -132,6 +138,7 @@ Command: TypeAlias = (
     | FirstToken
     | MoreCredit
     | Fetch
+    | Taken
     | FreeOutbox
     | Settings
 )
@@ -315,6 +322,13 @@ class Verified(NamedTuple):
     num_accepted: int
 
 
+class RequestFailed(NamedTuple):
+    """The engine does not take it, or has lost it; another one may not. It is released too."""
+
+    request_id: int
+    error: str
+
+
 class StepReport(NamedTuple):
     """All that one turn of the loop produced."""
 
@@ -333,6 +347,7 @@ class StepReport(NamedTuple):
     transfers: list[TransferDone]
     bubbles: list[Bubble]
     verified: list[Verified]
+    failed: tuple[RequestFailed, ...] = ()
 
 
 Report: TypeAlias = Ready | Failed | StepReport

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import os
 import uuid
 from collections.abc import Iterable, Mapping
@@ -34,6 +33,7 @@ from worker.own_settings import with_own
 from worker.peers import PeerMemory, describe
 from worker.plan_reports import PlanReports
 from worker.planned import PlannedAnswers
+from worker.roles import Role as Role
 from worker.service import WorkerServicer
 from worker.sources import KvSources
 from worker.tickets import TicketDesk
@@ -42,14 +42,6 @@ from worker.wire import SERVICE_NAME
 
 DRAIN_GRACE_S = 5.0
 STOP_GRACE_S = 1.0
-
-
-class Role(enum.StrEnum):
-    """As firsttoken.control.v1.WorkerRole."""
-
-    BOTH = "both"
-    PREFILL = "prefill"
-    DECODE = "decode"
 
 
 class WorkerNode(Resource):
@@ -104,7 +96,7 @@ class WorkerNode(Resource):
         )
         config = with_own(self._control.snapshot.config, self._own_settings)
         self._front = await stack.enter_async_context(
-            EngineFront(config, cores_shared_by=self._cores_shared_by)
+            EngineFront(config, cores_shared_by=self._cores_shared_by, role=self.role)
         )
         reporter = await stack.enter_async_context(
             Reporter(service="worker", member_id=self.id, tls=self._tls)

@@ -141,6 +141,8 @@ async def _read_start(
         by_engine = request.start.transport == worker_pb2.KV_TRANSPORT_ENGINE
         if by_engine and not front.info.transport:
             raise InvalidArgument.of("start.transport", f"{front.info.name} cannot move KV itself")
+        if not by_engine and not front.info.kv_readable:
+            raise InvalidArgument.of("start.transport", f"only {front.info.name} can move its KV")
         if not by_engine and not request.start.credit_blocks:
             raise InvalidArgument.of("start.credit_blocks", "must be at least 1; got 0")
         # It is computed here, and not passed on.

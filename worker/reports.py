@@ -12,6 +12,7 @@ from worker.messages import (
     FirstTokenTimes,
     PlainToken,
     Progress,
+    RequestFailed,
     Started,
     StepReport,
     TransferDone,
@@ -40,12 +41,14 @@ class PendingReport:
         self.transfers: list[TransferDone] = []
         self.bubbles: list[Bubble] = []
         self.verified: list[Verified] = []
+        self.failed: list[RequestFailed] = []
 
     def take(self, events: PoolEvents, load: CoreLoad) -> StepReport | None:
         """None when there is nothing to say. A step of prompts alone changes the load."""
         parts = (
             *(self.tokens, self.released, self.started, self.progress),
-            *(self.exported, self.inbox_freed, self.transfers, self.bubbles, self.verified),
+            *(self.exported, self.inbox_freed, self.transfers, self.bubbles),
+            *(self.verified, self.failed),
             *(events.stored, events.evicted),
         )
         if load == self._reported and not any(parts):
@@ -64,6 +67,7 @@ class PendingReport:
             transfers=self.transfers,
             bubbles=self.bubbles,
             verified=self.verified,
+            failed=tuple(self.failed),
         )
         self._clear()
         return report

@@ -39,7 +39,7 @@ def check_request(request: worker_pb2.GenerateRequest, info: EngineInfo) -> Prom
     if request.model not in ("", info.model):
         raise InvalidArgument.of("model", f"must be {info.model!r}; got {request.model!r}")
     token_ids = unpack(request.token_ids, field="token_ids", vocabulary_size=info.vocabulary_size)
-    room = info.max_context_tokens - 1
+    room = info.max_prompt_tokens or info.max_context_tokens - 1
     if not 1 <= len(token_ids) <= room:
         raise InvalidArgument.of("token_ids", f"must be 1 to {room} tokens; got {len(token_ids)}")
     sampling = sampling_from_proto(request.sampling)
@@ -48,12 +48,17 @@ def check_request(request: worker_pb2.GenerateRequest, info: EngineInfo) -> Prom
         max_context_tokens=info.max_context_tokens,
         vocabulary_size=info.vocabulary_size,
     )
+    answer_ids = _check_answer(request, sampling, info.vocabulary_size)
+    if info.max_prompt_tokens and len(token_ids) + len(answer_ids) > room:
+        raise InvalidArgument.of(
+            "answer_ids", f"must fit into {room} tokens with token_ids; got {len(answer_ids)}"
+        )
     return Prompt(
         token_ids=token_ids,
         prefix_keys=_check_keys(request.prefix_keys, len(token_ids), info.block_tokens),
         sampling=_resolve(sampling, info.max_context_tokens - len(token_ids)),
         batch_class=is_batch(request.request_class),
-        answer_ids=_check_answer(request, sampling, info.vocabulary_size),
+        answer_ids=answer_ids,
     )
 
 

@@ -89,6 +89,8 @@ class BlockSender:
                 self._patience.reschedule(None)
             count = min(request.taken.num_blocks, self._num_sent - self._num_taken)
             self._num_taken += count
+            if self._by_engine:
+                self._stream.taken()
             if self._by_reference:
                 self._stream.free_outbox([self._sent.popleft() for _ in range(count)])
             self._taken.set()

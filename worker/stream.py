@@ -22,6 +22,7 @@ from worker.messages import (
     MoreCredit,
     Stage,
     StagedBlock,
+    Taken,
     Token,
 )
 
@@ -140,6 +141,10 @@ class TokenStream:
     def more_credit(self, num_blocks: int) -> None:
         """As many more blocks may be exported."""
         self._send(MoreCredit(self.request_id, num_blocks))
+
+    def taken(self) -> None:
+        """The engine that fetches the KV has it."""
+        self._send(Taken(self.request_id))
 
     def free_outbox(self, slots: Sequence[int]) -> None:
         self._send(FreeOutbox(tuple(slots)))

@@ -97,6 +97,9 @@ class BlockTaker:
         if error := await self._stream.transferred():
             raise HandoffFailed(f"the engine could not fetch its KV: {error}")
         self._next_block = len(self._sizes)
+        if not self._front.info.hears_of_fetch:
+            num_blocks = len(self._sizes) - self._start.first_block
+            self._tell(num_blocks=num_blocks, credit_blocks=0)
 
     async def _take_blocks(self, received: Received) -> None:
         parts = self._plan(received)

@@ -221,6 +221,8 @@ class KvTier(Resource):
     def _absence(self) -> str:
         if self._settings.kv_load == "never":
             return "worker.kv_load is never"
+        if not self._front.info.kv_readable:
+            return "the engine's KV cannot be read or written"
         if self._client.store is not None:
             return ""
         return "the KV store does not answer" if self._client.hangs else "there is no KV store"

@@ -34,6 +34,12 @@ class EngineInfo(NamedTuple):
     # How it moves KV to other engines by itself: those that say the same can. Empty: it
     # does not.
     transport: str = ""
+    # The longest prompt it takes; 0: what max_context_tokens has room for.
+    max_prompt_tokens: int = 0
+    # Its KV can be read and written as bytes. Else it is for engines alone to move.
+    kv_readable: bool = True
+    # It knows by itself when another engine has fetched KV that it offered.
+    hears_of_fetch: bool = True
 
     @property
     def token_bytes(self) -> int:
