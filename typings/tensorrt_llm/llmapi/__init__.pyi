@@ -1,0 +1,22 @@
+# Ours: a stub of TensorRT-LLM 1.2.1, of what the adapter touches. See typings/README.md.
+from ..bindings.executor import KvCacheRetentionConfig as KvCacheRetentionConfig
+from ..disaggregated_params import DisaggregatedParams as DisaggregatedParams
+from ..executor.request import LoRARequest as LoRARequest
+from ..executor.result import CompletionOutput as CompletionOutput
+from ..executor.utils import RequestError as RequestError
+from ..sampling_params import GuidedDecodingParams as GuidedDecodingParams
+from ..sampling_params import SamplingParams as SamplingParams
+from .llm import LLM as LLM
+from .llm import RequestOutput as RequestOutput
+from .llm_args import CacheTransceiverConfig as CacheTransceiverConfig
+from .llm_args import CapacitySchedulerPolicy as CapacitySchedulerPolicy
+from .llm_args import ContextChunkingPolicy as ContextChunkingPolicy
+from .llm_args import CudaGraphConfig as CudaGraphConfig
+from .llm_args import DraftTargetDecodingConfig as DraftTargetDecodingConfig
+from .llm_args import DynamicBatchConfig as DynamicBatchConfig
+from .llm_args import EagleDecodingConfig as EagleDecodingConfig
+from .llm_args import KvCacheConfig as KvCacheConfig
+from .llm_args import MTPDecodingConfig as MTPDecodingConfig
+from .llm_args import NGramDecodingConfig as NGramDecodingConfig
+from .llm_args import SchedulerConfig as SchedulerConfig
+from .llm_args import TorchCompileConfig as TorchCompileConfig
