@@ -455,6 +455,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     connection = socket.socket(fileno=options.fd)
     config = mesh_config.from_json(sys.stdin.read())  # as JSON; the front keeps it off ps
+    if config.worker.engine == "tensorrt_llm":  # it has a loop of its own
+        from worker.engines.trtllm.start import serve
+
+        return serve(connection, config, role=options.role)
     link = CoreLink(connection)
     try:
         engine = open_engine(config, cores_shared_by=options.cores_shared_by)
