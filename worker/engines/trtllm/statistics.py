@@ -69,4 +69,5 @@ class Statistics:
             prefill_tokens_per_s=self.prefill_tokens_per_s,
             queued_prompt_tokens=queued_tokens,
             bubble_s={},
+            drafts={},
         )
