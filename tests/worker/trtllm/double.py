@@ -30,6 +30,10 @@ MAX_BLOCKS = 512
 ENDING = 77
 
 
+# Weights that do not load.
+UNREADABLE = "unreadable"
+
+
 class RequestError(RuntimeError):
     """TensorRT-LLM 1.2.1, tensorrt_llm.executor.utils."""
 
@@ -248,6 +252,8 @@ class LLM:
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop()
             raise AssertionError("LLM() was built on an event loop")
+        if model == UNREADABLE:
+            raise RuntimeError("CUDA out of memory")
         self.model = model
         self.keywords = keywords
         self.wedged = False

@@ -93,5 +93,11 @@ async def test_a_machine_without_tensorrt_llm_says_what_to_do(
     assert "set worker.engine to llamacpp" in text
 
 
+async def test_an_engine_that_cannot_be_built_says_why() -> None:
+    text = await refused(config_of({"weights": double.UNREADABLE}))
+
+    assert text == "TensorRT-LLM does not start: CUDA out of memory"
+
+
 async def test_weights_that_it_does_not_read_are_named() -> None:
     assert "worker.tensorrt_llm.weights" in await refused(config_of({}))

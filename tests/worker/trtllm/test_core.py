@@ -273,6 +273,30 @@ async def test_a_transfer_that_does_not_come_is_left_and_the_prompt_computed(
     assert not bench.llm.wedged
 
 
+async def test_a_transfer_given_up_at_once_is_not_begun(bench: Bench) -> None:
+    _, first = await offer(bench, prompt(7))
+    taker = await fetch(bench, prompt(7), first, first.params)
+    bench.send(LoadingEnded(taker))
+    await bench.released(taker)
+
+    assert [each["kind"] for each in bench.llm.asked] == ["context_only", None]
+
+
+async def test_a_transfer_that_the_engine_refuses_ends_and_the_prompt_is_computed(
+    bench: Bench,
+) -> None:
+    _, first = await offer(bench, prompt(7))
+    bench.llm.keywords["enable_chunked_prefill"] = False
+    bench.llm.keywords["max_num_tokens"] = 20
+    taker = await fetch(bench, prompt(7), first, first.params)
+    await eventually(lambda: bench.transfers(taker), "an end")
+    bench.llm.keywords["enable_chunked_prefill"] = True
+    bench.send(LoadingEnded(taker))
+
+    assert "above max_num_tokens" in bench.transfers(taker)[0]
+    assert len(await bench.released(taker)) == 3
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [

@@ -344,28 +344,32 @@ class TensorRtCore:
         self._release(request)
 
     def _start(self, request: Request, work: Coroutine[Any, Any, None]) -> None:
-        self._vigil.spawn(self._guard(request, work))
+        request.attempt += 1
+        self._vigil.spawn(self._guard(request, request.attempt, work))
 
-    async def _guard(self, request: Request, work: Coroutine[Any, Any, None]) -> None:
+    async def _guard(self, request: Request, attempt: int, work: Coroutine[Any, Any, None]) -> None:
         """An engine that refuses one request goes on; one that fails otherwise has died."""
         await inject(self._delay_ms.worker_prefill_queue)
-        if request.request_id not in self._requests:
-            work.close()  # cancelled meanwhile
+        if request.request_id not in self._requests or request.attempt != attempt:
+            work.close()  # it is over, or something else has begun
             return
         try:
             await work
         except (api.RequestError, EngineLostRequest, ValueError) as error:
-            leg = request.leg
-            if leg is not None and leg.kind is Kind.GENERATION and not leg.heard:
-                request.leg = None
-                self._end_transfer(request, str(error))  # the front has it computed then
-            elif not (leg is not None and leg.dropped):
-                self._fail(request, str(error))
-            else:
-                self._release(request)
+            self._lose(request, str(error))
             self._vigil.probe()  # whether that was all
         except Exception as error:
             self._vigil.die(f"{type(error).__name__}: {error}")
+
+    def _lose(self, request: Request, error: str) -> None:
+        leg = request.leg
+        if leg is not None and leg.dropped:
+            self._release(request)
+        elif request.held and not (leg is not None and leg.heard):
+            request.leg = None
+            self._end_transfer(request, error)  # the front has it computed then
+        else:
+            self._fail(request, error)
 
     def _hear_news(self) -> None:
         """Of the engine: what it held may be free."""

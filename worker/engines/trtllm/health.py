@@ -40,6 +40,11 @@ class Watchdog:
         self._heard_s = now_s
         self._asked_s = None
 
+    @property
+    def is_probing(self) -> bool:
+        """It was asked for a token, and nothing was heard since."""
+        return self._asked_s is not None
+
     def probing(self, now_s: float) -> None:
         self.num_probes += 1
         self._asked_s = now_s

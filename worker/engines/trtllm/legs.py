@@ -62,6 +62,8 @@ class Request:
     # Another worker may compute its prompt: nothing is to be computed here meanwhile.
     held: bool = False
     leg: Leg | None = None
+    # Legs that were begun, this one included.
+    attempt: int = 0
     # When the engine got it.
     asked_s: float = 0.0
     # Its KV is there for another engine.

@@ -43,10 +43,14 @@ def serve(connection: socket.socket, config: MeshConfig, *, role: Role) -> int:
         files = find_model(config.mesh.model)
         weights = config.worker.tensorrt_llm.weights or _weights(files)
         info = engine_info(config, files, version=version)
-        return asyncio.run(_serve(connection, config, info, weights, role=role))
     except (StartupError, InvalidArgument, OSError, ValueError) as error:
-        CoreLink(connection).send(Failed(str(error)))
-        return 3
+        return _refuse(connection, str(error))
+    return asyncio.run(_serve(connection, config, info, weights, role=role))
+
+
+def _refuse(connection: socket.socket, why: str) -> int:
+    CoreLink(connection).send(Failed(why))
+    return 3
 
 
 def installed_version() -> str:
@@ -112,16 +116,19 @@ async def _serve(
 
     if config.worker.tensorrt_llm.capacity_policy == "max_utilization":
         print("engine core: max_utilization is reported to cost 40.6 % throughput", file=sys.stderr)
-    llm = await asyncio.to_thread(build_llm, config, weights, role=role)
+    try:
+        llm = await asyncio.to_thread(build_llm, config, weights, role=role)
+        num_blocks = await count_blocks(llm, config, info)
+    except Exception as error:  # whatever it may be, it is why there is no engine
+        return _refuse(connection, f"TensorRT-LLM does not start: {error}")
+    info = info._replace(num_blocks=num_blocks)
+    layout = ArenaLayout(info.block_bytes, LAYOUT_BLOCKS, LAYOUT_BLOCKS, LAYOUT_BLOCKS)
     async with AsyncLink(connection) as link:
+        link.send(Ready(info, layout))
         try:
-            info = info._replace(num_blocks=await count_blocks(llm, config, info))
-            layout = ArenaLayout(info.block_bytes, LAYOUT_BLOCKS, LAYOUT_BLOCKS, LAYOUT_BLOCKS)
-            link.send(Ready(info, layout))
             await TensorRtCore(llm, info, config, link).run()
         except LinkClosed:
             await asyncio.to_thread(llm.shutdown)
-            return 0
         except EngineStalled as error:
             # Not shut down: that would wait for what does not answer.
             print(f"engine core: {error}", file=sys.stderr)

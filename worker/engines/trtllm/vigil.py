@@ -90,6 +90,8 @@ class Vigil:
 
     def probe(self) -> None:
         """Ask for a token: no check of the engine's own says whether it answers."""
+        if self._watchdog.is_probing:
+            return
         self._watchdog.probing(time.monotonic())
         self.spawn(self._ask_for_a_token())
 
