@@ -51,12 +51,14 @@ async def answer(stub: Any, request: worker_pb2.GenerateRequest) -> tuple[list[i
 
 
 async def test_a_mesh_of_doubles_answers_hands_off_and_reports_what_it_holds() -> None:
-    async with run_pair(config_of()) as pair:
+    config = config_of(chunked_prefill=False, max_num_tokens=512)
+    async with run_pair(config) as pair:
         await _whole_answers(pair)
         await _hand_off(pair)
         await _keys_of_what_is_held(pair)
         await _a_cancelled_call_leaves_nothing(pair)
         await _unreadable_kv_is_not_asked_for(pair)
+        await _too_long_a_prompt_does_not_reach_the_engine(pair)
 
 
 async def _whole_answers(pair: Pair) -> None:
@@ -119,3 +121,14 @@ async def _unreadable_kv_is_not_asked_for(pair: Pair) -> None:
             await call.read()
 
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def _too_long_a_prompt_does_not_reach_the_engine(pair: Pair) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="must be 1 to 512 tokens; got 600") as caught:
+        await answer(pair.stub, ask(pair, 6, num_tokens=600, handed_off=False))
+
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    request = ask(pair, 6, num_tokens=510, handed_off=False)
+    request.answer_ids = request.token_ids[:20]
+    with pytest.raises(grpc.aio.AioRpcError, match="answer_ids: must fit into 512 tokens"):
+        await answer(pair.stub, request)
