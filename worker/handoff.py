@@ -155,7 +155,10 @@ class Handoffs:
         except DecodeError as error:
             raise HandoffFailed(f"{member.id}: {error}") from error
         except grpc.aio.AioRpcError as error:
-            raise HandoffFailed(f"{member.id}: {error.code().name}: {error.details()}") from error
+            # Who says just then what it has taken hears INTERNAL where the call ended well.
+            if not taker.complete and not stream.finished:
+                said = f"{member.id}: {error.code().name}: {error.details()}"
+                raise HandoffFailed(said) from error
         except TimeoutError:
             raise HandoffFailed(f"{member.id} does not answer") from None
         except (HandoffFailed, MeshError):
