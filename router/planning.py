@@ -24,6 +24,10 @@ from services.runtime.telemetry import TRACEPARENT, TRACESTATE
 from services.runtime.timing import spending
 from services.runtime.tls import MESH_NAME
 
+# A client that keeps its deadline ends the answer itself: the worker, which may begin before the
+# client has its plan, is to be later.
+CLIENT_FIRST_S = 0.25
+
 
 class PlanningJourney(Journey):
     """Ends with a plan, which has the request's slot, lease and account from then on."""
@@ -84,7 +88,7 @@ class PlanningJourney(Journey):
             tenant=call.tenant,
             call_digest=tickets.digest(packed),
             expires_s=time.time() + tickets.LIFETIME_S,
-            max_duration_s=self._remaining_s(),
+            max_duration_s=self._remaining_s() + CLIENT_FIRST_S,
         )
         trace = dict(self._account.trace.metadata())
         start = worker_pb2.HeadStart(
